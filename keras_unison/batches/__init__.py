@@ -1,0 +1,1 @@
+"""A global batch and its rows."""

@@ -1,0 +1,1 @@
+"""What a step sees: the global batch everywhere outside of layer calls."""

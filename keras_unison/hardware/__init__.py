@@ -1,0 +1,1 @@
+"""Devices: which there are, choosing among them, simulating them."""

@@ -1,0 +1,1 @@
+"""What Keras 2 offered for several GPUs, on Keras 3."""

@@ -1,0 +1,21 @@
+"""Every test process sees three simulated devices on JAX, unless it says otherwise."""
+
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+os.environ.setdefault("KERAS_UNISON_SIMULATE", "3")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import pytest  # noqa: E402
+
+import keras_unison  # noqa: E402
+
+if os.environ.get("UNISON_TESTS_WITH_IDENTITY"):
+    # tests/process/test_identity_fails.py: a DataParallel that does nothing.
+    keras_unison.DataParallel = lambda model, *args, **kwargs: model
+
+
+@pytest.fixture(params=[2, 3], ids=["two_devices", "three_devices"])
+def devices(request: pytest.FixtureRequest) -> int:
+    """The number of devices that a test divides its work over."""
+    return request.param

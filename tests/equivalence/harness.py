@@ -1,0 +1,260 @@
+"""N devices against one: the same run, compared value by value.
+
+Keras itself is the oracle: each check trains a plain Keras model and the same
+model made parallel, from the same weights, seeds and data, and compares all
+that a user can see. It also proves from the compiled programs that the work was
+divided, since a wrapper that does nothing would pass any comparison.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+import keras_unison as ku
+
+Model = Any
+Values = dict[str, np.ndarray]
+
+TOLERANCE = 1e-5
+# A difference may be this many times what summing in another order makes.
+FLOORS = 4
+
+STEP_NAMES = ("jit_train_step", "jit_test_step", "jit_predict_step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A compiled step, as XLA partitioned it.
+
+    Attributes:
+        name: Its name, for instance `jit_train_step`.
+        partitions: Number of devices it runs on.
+        lengths: First axes of all matrix products and convolutions and of their
+            operands, as one device computes them.
+    """
+
+    name: str
+    partitions: int
+    lengths: frozenset[int]
+
+
+@dataclass(slots=True)
+class Seen:
+    """The steps that were compiled within `programs()`."""
+
+    programs: list[Program] = field(default_factory=list)
+
+
+@contextmanager
+def programs() -> Iterator[Seen]:
+    """Collects the steps that XLA compiles and loads within this context."""
+    client = jax.devices()[0].client
+    before = {id(executable) for executable in client.live_executables()}
+    # Kept alive, so that no identity is used again.
+    held = client.live_executables()
+    seen = Seen()
+    yield seen
+    for executable in client.live_executables():
+        if id(executable) not in before:
+            text = executable.hlo_modules()[0].to_string()
+            name = text.split()[1].rstrip(",")
+            if name.startswith(STEP_NAMES):
+                seen.programs.append(_program(name, text))
+    del held
+
+
+def _program(name: str, text: str) -> Program:
+    partitions = re.search(r"num_partitions=(\d+)", text)
+    lengths = set()
+    shapes = dict(re.findall(r"%([\w.\-]+) = \w+\[(\d+)[,\]]", text))
+    for line in text.splitlines():
+        found = re.search(r"= \w+\[(\d+)[,\]].* (?:dot|convolution)\((.*?)\)", line)
+        if found:
+            lengths.add(int(found[1]))
+            lengths |= {
+                int(shapes[operand])
+                for operand in re.findall(r"%([\w.\-]+)", found[2])
+                if operand in shapes
+            }
+    return Program(
+        name=name,
+        partitions=int(partitions[1]) if partitions else 1,
+        lengths=frozenset(lengths),
+    )
+
+
+def assert_divided(
+    seen: Seen, *, devices: int, rows: Iterable[int], per_row: int = 1
+) -> None:
+    """Requires that batches of these rows were computed in parts.
+
+    Args:
+        seen: What was compiled.
+        devices: Number of devices.
+        rows: Rows of batches that must have been divided.
+        per_row: Positions per row where a layer flattens rows and time.
+    """
+    divided = [p for p in seen.programs if p.partitions == devices]
+    assert divided, f"no step ran on {devices} devices: {seen.programs}"
+    for count in rows:
+        part = math.ceil(count / devices)
+        wanted = {part, part * per_row}
+        whole = {count, count * per_row}
+        holding = [p for p in divided if p.lengths & wanted and not p.lengths & whole]
+        assert holding, (
+            f"no step computed {part} of {count} rows on each of {devices} devices: "
+            f"{divided}"
+        )
+
+
+def check(
+    build: Callable[[], Model],
+    use: Callable[[Model], Any],
+    *,
+    devices: int,
+    rows: Iterable[int],
+    per_row: int = 1,
+    tolerance: float = TOLERANCE,
+    floor: Callable[[Model], Any] | None = None,
+    wrap: Callable[[Model, int], Model] | None = None,
+) -> None:
+    """Requires that `devices` devices give what one plain Keras device gives.
+
+    Args:
+        build: Makes the model, compiled where `use` needs it.
+        use: Trains, evaluates or predicts, and returns what the user would see
+            (any tree of numbers and arrays; a History counts as its values).
+        devices: Number of devices.
+        rows: Rows of batches that must have been divided. Choose numbers that
+            are no other length of the model.
+        per_row: See `assert_divided`.
+        tolerance: Largest difference allowed, absolute and relative.
+        floor: `use` with its sums in another order: the difference it makes on
+            one plain device, times `FLOORS`, is allowed where that is larger.
+        wrap: How the model is made parallel; `DataParallel` by default.
+    """
+    make_parallel = wrap or (lambda model, count: ku.DataParallel(model, count))
+    plain = run(build, use)
+    with programs() as seen:
+        parallel = run(build, use, lambda model: make_parallel(model, devices))
+    allowed = tolerance
+    if floor is not None:
+        allowed = max(tolerance, FLOORS * largest_difference(plain, run(build, floor)))
+    compare(plain, parallel, allowed)
+    assert_divided(seen, devices=devices, rows=rows, per_row=per_row)
+
+
+def run(
+    build: Callable[[], Model],
+    use: Callable[[Model], Any],
+    wrap: Callable[[Model], Model] = lambda model: model,
+) -> Values:
+    """One run from fixed seeds; returns everything that can be compared."""
+    keras.utils.set_random_seed(7)
+    model = wrap(build())
+    keras.utils.set_random_seed(8)
+    returned = use(model)
+    return values_of(model, returned)
+
+
+def values_of(model: Model, returned: Any) -> Values:
+    """What was returned, and all variables of the model and its optimizer."""
+    values = flat(returned, "returned")
+    for number, variable in enumerate(model.variables):
+        values[f"variable {number} {variable.name}"] = as_array(variable)
+    for number, variable in enumerate(getattr(model.optimizer, "variables", [])):
+        values[f"optimizer {number} {variable.name}"] = as_array(variable)
+    return values
+
+
+def flat(tree: Any, name: str) -> Values:
+    """The numbers in a tree, by their place in it."""
+    if isinstance(tree, keras.callbacks.History):
+        tree = tree.history
+    if isinstance(tree, dict):
+        items = [(str(key), value) for key, value in tree.items()]
+    elif isinstance(tree, list | tuple):
+        items = [(str(index), value) for index, value in enumerate(tree)]
+    elif tree is None:
+        return {}
+    else:
+        return {name: as_array(tree)}
+    found: Values = {}
+    for key, value in items:
+        found |= flat(value, f"{name}/{key}")
+    return found
+
+
+def as_array(value: Any) -> np.ndarray:
+    """A number, array or variable in double precision."""
+    return np.asarray(getattr(value, "value", value), dtype="float64")
+
+
+def compare(one: Values, many: Values, tolerance: float) -> None:
+    """Requires the same names, shapes and numbers."""
+    assert list(one) == list(many)
+    wrong = []
+    for name, expected in one.items():
+        found = many[name]
+        assert expected.shape == found.shape, name
+        if not np.allclose(found, expected, rtol=tolerance, atol=tolerance):
+            wrong.append(f"{name}: by {np.abs(found - expected).max():.3g}")
+    assert not wrong, "\n".join(wrong)
+
+
+def largest_difference(one: Values, other: Values) -> float:
+    """The largest absolute difference between two runs."""
+    return max(
+        (
+            float(np.abs(one[name] - other[name]).max())
+            for name in one
+            if one[name].size
+        ),
+        default=0.0,
+    )
+
+
+# --- models and data that many tests share ----------------------------------
+
+
+def data(rows: int = 99, features: int = 8, classes: int = 5) -> tuple[Any, Any]:
+    """Random features and labels."""
+    generator = np.random.default_rng(3)
+    x = generator.normal(size=(rows, features)).astype("float32")
+    y = generator.integers(0, classes, size=rows)
+    return x, y
+
+
+def dense_model(**compiled: Any) -> Model:
+    """Two dense layers, compiled with SGD and cross-entropy unless told otherwise."""
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(13, activation="tanh", name="d1"),
+            keras.layers.Dense(5, activation="softmax", name="d2"),
+        ]
+    )
+    settings: dict[str, Any] = {
+        "optimizer": keras.optimizers.SGD(0.1),
+        "loss": "sparse_categorical_crossentropy",
+        "metrics": ["accuracy"],
+    }
+    model.compile(**{**settings, **compiled})
+    return model
+
+
+def reversed_batches(array: Any, batch_size: int) -> Any:
+    """The array with the rows of each batch in reverse: sums in another order."""
+    return np.concatenate(
+        [
+            array[start : start + batch_size][::-1]
+            for start in range(0, len(array), batch_size)
+        ]
+    )
