@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from keras_unison.errors import BatchError
 
-Shape = tuple[int, ...]
+Shape = tuple[int | None, ...]
 
 
 class Division(enum.Enum):
@@ -26,8 +26,14 @@ def count_rows(shapes: Sequence[Shape | None]) -> int | None:
         The number of rows; None for a batch without arrays.
 
     Raises:
-        BatchError: The batch has no rows.
+        BatchError: The batch has no rows, or is ragged.
     """
+    if any(shape and None in shape for shape in shapes):
+        raise BatchError(
+            "The batch holds a ragged tensor, whose rows have no common shape. "
+            f"Received arrays of shapes {[shape for shape in shapes if shape]}. "
+            "Pad it first, for instance by `ragged.to_tensor()`."
+        )
     rows = next((shape[0] for shape in shapes if shape), None)
     if rows == 0:
         raise BatchError(

@@ -3,7 +3,8 @@
 A step gives its old state away to the backend and gets a new one. Python
 raises KeyboardInterrupt right after the call returns and before its result is
 stored, so that an interrupt in a step would lose both. Between steps it is
-raised at once, and so is a second one in the same step.
+raised at once, and so is a second one in the same step. Where it is swallowed
+there, as NumPy does while it converts an array, the next step raises it again.
 """
 
 import signal
@@ -15,10 +16,11 @@ from typing import Any
 
 
 class _Gate:
-    """Whether a step runs, and the interrupt that came meanwhile."""
+    """Whether a step runs, and the interrupt that came meanwhile or was raised."""
 
     in_step = False
     waiting: tuple[int, FrameType | None] | None = None
+    raised: BaseException | None = None
     installed: Any = None
     previous: Any = None
 
@@ -37,7 +39,8 @@ def interrupts_wait() -> Iterator[None]:
     ):
         yield
         return
-    _gate.installed, _gate.previous, _gate.waiting = _handle, previous, None
+    _gate.installed, _gate.previous = _handle, previous
+    _gate.waiting = _gate.raised = None
     signal.signal(signal.SIGINT, _handle)
     try:
         yield
@@ -49,7 +52,10 @@ def interrupts_wait() -> Iterator[None]:
 
 
 def step_begins() -> None:
-    """Holds interrupts back from here on."""
+    """Holds interrupts back from here on; raises one that was swallowed."""
+    raised, _gate.raised = _gate.raised, None
+    if raised is not None:
+        raise raised
     _gate.in_step = threading.current_thread() is threading.main_thread()
 
 
@@ -66,4 +72,8 @@ def _handle(number: int, frame: FrameType | None) -> None:
         _gate.waiting = (number, frame)
         return
     _gate.in_step, _gate.waiting = False, None
-    _gate.previous(number, frame)
+    try:
+        _gate.previous(number, frame)
+    except BaseException as error:
+        _gate.raised = error
+        raise

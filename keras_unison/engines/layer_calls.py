@@ -12,6 +12,7 @@ from typing import Any
 
 from keras_unison._keras import hook_layer_call
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Cut = Callable[[Any, tuple[Any, ...], dict[str, Any]], Arguments]
 
 _cut: ContextVar[Cut | None] = ContextVar("keras_unison_cut", default=None)

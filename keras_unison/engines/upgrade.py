@@ -42,7 +42,8 @@ def downgrade(model: object, mixin: type) -> None:
 def _extended(cls: type, mixins: tuple[type, ...]) -> type:
     # Python keeps weak references to subclasses. A dictionary from class to
     # subclass would keep both alive for ever: the subclass refers to its base.
-    for subclass in cls.__subclasses__():
+    known: list[type] = cls.__subclasses__()
+    for subclass in known:
         if subclass.__dict__.get("_unison_mixins") == mixins:
             return subclass
     namespace = {

@@ -38,11 +38,13 @@ class Program:
         partitions: Number of devices it runs on.
         lengths: First axes of all matrix products and convolutions and of their
             operands, as one device computes them.
+        parameters: Shapes of its arguments, as one device holds them.
     """
 
     name: str
     partitions: int
     lengths: frozenset[int]
+    parameters: tuple[tuple[int, ...], ...]
 
 
 @dataclass(slots=True)
@@ -87,7 +89,14 @@ def _program(name: str, text: str) -> Program:
         name=name,
         partitions=int(partitions[1]) if partitions else 1,
         lengths=frozenset(lengths),
+        parameters=_parameters(text),
     )
+
+
+def _parameters(text: str) -> tuple[tuple[int, ...], ...]:
+    layout = re.search(r"entry_computation_layout=\{\((.*?)\)->", text)
+    shapes = re.findall(r"\w+\[([\d,]*)\]", layout[1]) if layout else []
+    return tuple(tuple(map(int, filter(None, s.split(",")))) for s in shapes)
 
 
 def assert_divided(
@@ -124,7 +133,7 @@ def check(
     tolerance: float = TOLERANCE,
     floor: Callable[[Model], Any] | None = None,
     wrap: Callable[[Model, int], Model] | None = None,
-) -> None:
+) -> Seen:
     """Requires that `devices` devices give what one plain Keras device gives.
 
     Args:
@@ -139,6 +148,9 @@ def check(
         floor: `use` with its sums in another order: the difference it makes on
             one plain device, times `FLOORS`, is allowed where that is larger.
         wrap: How the model is made parallel; `DataParallel` by default.
+
+    Returns:
+        The steps that the parallel run compiled.
     """
     make_parallel = wrap or (lambda model, count: ku.DataParallel(model, count))
     plain = run(build, use)
@@ -149,6 +161,7 @@ def check(
         allowed = max(tolerance, FLOORS * largest_difference(plain, run(build, floor)))
     compare(plain, parallel, allowed)
     assert_divided(seen, devices=devices, rows=rows, per_row=per_row)
+    return seen
 
 
 def run(
@@ -170,7 +183,8 @@ def values_of(model: Model, returned: Any) -> Values:
     for number, variable in enumerate(model.variables):
         values[f"variable {number} {variable.name}"] = as_array(variable)
     for number, variable in enumerate(getattr(model.optimizer, "variables", [])):
-        values[f"optimizer {number} {variable.name}"] = as_array(variable)
+        # Not its name: that holds the model's, which Keras counts up.
+        values[f"optimizer {number}"] = as_array(variable)
     return values
 
 
@@ -225,10 +239,9 @@ def largest_difference(one: Values, other: Values) -> float:
 
 
 def data(rows: int = 99, features: int = 8, classes: int = 5) -> tuple[Any, Any]:
-    """Random features and labels."""
-    generator = np.random.default_rng(3)
-    x = generator.normal(size=(rows, features)).astype("float32")
-    y = generator.integers(0, classes, size=rows)
+    """Random features and labels; fewer rows are the first of more."""
+    x = np.random.default_rng(3).normal(size=(rows, features)).astype("float32")
+    y = np.random.default_rng(4).integers(0, classes, size=rows)
     return x, y
 
 
