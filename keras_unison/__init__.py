@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from keras_unison.hardware.device import Device
     from keras_unison.hardware.selection import devices
     from keras_unison.hardware.simulation import simulate
-    from keras_unison.legacy.importer import load_keras2_model, load_keras2_weights
+    from keras_unison.legacy.importer.load import (
+        load_keras2_model,
+        load_keras2_weights,
+    )
     from keras_unison.legacy.multi_gpu import multi_gpu_model
     from keras_unison.strategy import MirroredStrategy
 
@@ -37,8 +40,8 @@ _HOME = {
     "Device": "hardware.device",
     "devices": "hardware.selection",
     "simulate": "hardware.simulation",
-    "load_keras2_model": "legacy.importer",
-    "load_keras2_weights": "legacy.importer",
+    "load_keras2_model": "legacy.importer.load",
+    "load_keras2_weights": "legacy.importer.load",
     "multi_gpu_model": "legacy.multi_gpu",
     "step": "global_view.step",
     "MirroredStrategy": "strategy",

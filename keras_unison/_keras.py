@@ -12,6 +12,12 @@ from typing import Any
 
 _HOOKED = "_unison_original"
 
+# TensorFlow shows Keras under two names of its own: `tf.keras` is this package,
+# and `import tensorflow.keras.utils` loads the same files once more under that
+# name. It is the only place where `tf.keras.utils` can be completed; with a Keras
+# without it nothing is completed.
+TF_KERAS = "keras._tf_keras.keras"
+
 
 def hook_layer_call(
     call: Callable[[Callable[..., Any], Any, Any, Any], Any],

@@ -54,7 +54,7 @@ class UnsupportedError(UnisonError, NotImplementedError):
 
 
 class UnisonWarning(UserWarning):
-    """Results are right, but something costs more than it should.
+    """Something costs more than it should, or was not carried over.
 
-    Given once per reason and model, naming the reason.
+    Given once per reason and model, naming the reason. Results are right.
     """

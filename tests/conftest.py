@@ -3,7 +3,8 @@
 import os
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
-os.environ.setdefault("KERAS_UNISON_SIMULATE", "3")
+if os.environ["KERAS_BACKEND"] != "torch":
+    os.environ.setdefault("KERAS_UNISON_SIMULATE", "3")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest  # noqa: E402

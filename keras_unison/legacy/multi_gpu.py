@@ -63,10 +63,13 @@ def multi_gpu_model(
 
 def _chosen(gpus: Any) -> Any:
     available = devices()
-    usable = [
-        position for position, device in enumerate(available) if _counts_as_gpu(device)
-    ]
     if _is_falsy(gpus):
+        # KERAS_UNISON_DEVICES limits what "all" means here too.
+        usable = [
+            position
+            for position in choose_devices(None)
+            if _counts_as_gpu(available[position])
+        ]
         return _at_least_two(usable, f"gpus={len(usable)}", "gpus", available)
     if isinstance(gpus, Sequence) and not isinstance(gpus, str):
         _at_least_two(gpus, f"gpus={list(gpus)}", "len(gpus)", available)
@@ -82,8 +85,10 @@ def _counts_as_gpu(device: Device) -> bool:
 
 
 def _is_falsy(gpus: Any) -> bool:
-    # An array of ids has no truth value of its own.
-    return len(gpus) == 0 if hasattr(gpus, "__len__") else not gpus
+    # An array of several ids has no truth value, one of no dimension no length.
+    if whole_number(gpus) is None and hasattr(gpus, "__len__"):
+        return len(gpus) == 0
+    return not gpus
 
 
 def _at_least_two(

@@ -13,22 +13,18 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from keras_unison._keras import TF_KERAS
 from keras_unison.errors import UnsupportedError
 
-# TensorFlow shows Keras under two names of its own: `tf.keras` is Keras's
-# `keras._tf_keras.keras`, and `import tensorflow.keras.utils` loads the same
-# files once more under that name. The first is no public path of Keras, but it
-# is the only place where `tf.keras.utils` can be completed; a Keras without it
-# merely leaves the row unused.
 _UTILS = (
     "keras.utils",
-    "keras._tf_keras.keras.utils",
+    f"{TF_KERAS}.utils",
     "tensorflow.keras.utils",
     "tensorflow.python.keras.utils",
 )
 _KERAS_BACKENDS = (
     "keras.backend",
-    "keras._tf_keras.keras.backend",
+    f"{TF_KERAS}.backend",
     "tensorflow.keras.backend",
 )
 _OLD_MODULES = ("multi_gpu_utils", "training_utils")

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_unison.legacy.importer_file import SavedWeight
+from keras_unison.legacy.importer.file import SavedWeight
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,9 @@ def make_optimizer(saved: Any, tf_keras: bool, lost: list[str]) -> Any | None:
         lost.append(f"optimizer {class_name!r}")
         return None
     config = {k: v for k, v in saved["config"].items() if v is not None}
+    if class_name == "Nadam" and "decay" in config:
+        # tf.keras named the schedule of the momenta so, no decay of the rate.
+        config["schedule_decay"] = config.pop("decay")
     arguments = dict(known.fixed)
     arguments.update({k: config[k] for k in known.arguments if k in config})
     arguments.update(_clipping(config, tf_keras, lost))

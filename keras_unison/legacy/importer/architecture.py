@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_unison.errors import LegacyFileError
-from keras_unison.legacy.importer_layers import (
+from keras_unison.legacy.importer.layers import (
     REBUILD,
     layer_class,
     layer_name,
@@ -14,7 +14,7 @@ from keras_unison.legacy.importer_layers import (
     substitute,
     translate,
 )
-from keras_unison.legacy.importer_replicas import CONTAINERS, Template, references
+from keras_unison.legacy.importer.replicas import CONTAINERS, Template, references
 
 _INNER_LAYERS = ("layer", "backward_layer", "cell", "cells")
 

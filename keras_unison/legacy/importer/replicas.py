@@ -61,8 +61,9 @@ def _replicated(config: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _is_slice(entry: dict[str, Any]) -> bool:
-    arguments = entry["config"].get("arguments") or {}
-    return entry["class_name"] == "Lambda" and set(arguments) == {"i", "parts"}
+    if entry["class_name"] != "Lambda":
+        return False
+    return set(entry["config"].get("arguments") or {}) == {"i", "parts"}
 
 
 def _is_join(entry: dict[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_unison.errors import LegacyFileError
-from keras_unison.legacy.importer_activations import keras2_hard_sigmoid
+from keras_unison.legacy.importer.activations import keras2_hard_sigmoid
 
 REBUILD = (
     "Rebuild the architecture in Python and load its weights with "

@@ -12,12 +12,12 @@ from typing import Any
 import keras
 
 from keras_unison.errors import LegacyFileError, UnisonWarning
-from keras_unison.legacy.importer_architecture import Architecture
-from keras_unison.legacy.importer_file import read_keras2_file
-from keras_unison.legacy.importer_layers import computed_otherwise
-from keras_unison.legacy.importer_replicas import find_template
-from keras_unison.legacy.importer_training import restore_training
-from keras_unison.legacy.importer_weights import keras2_order, load_weights
+from keras_unison.legacy.importer.architecture import Architecture
+from keras_unison.legacy.importer.file import read_keras2_file
+from keras_unison.legacy.importer.layers import computed_otherwise
+from keras_unison.legacy.importer.replicas import find_template
+from keras_unison.legacy.importer.training import restore_training
+from keras_unison.legacy.importer.weights import keras2_order, load_weights
 
 
 def load_keras2_model(
@@ -61,7 +61,7 @@ def load_keras2_model(
         trainable, _ = keras2_order(model, architecture.children)
         lost = restore_training(model, file, template.output_names, trainable)
     if lost or architecture.substituted:
-        text = _warning(file.path, lost, sorted(architecture.substituted))
+        text = _warning(file.path, model, lost, sorted(architecture.substituted))
         warnings.warn(text, UnisonWarning, stacklevel=2)
     return model
 
@@ -92,7 +92,7 @@ def load_keras2_weights(model: keras.Model, path: str | os.PathLike[str]) -> Non
             f"The weights of {file.path!r} are loaded, but predictions may differ: "
             f"Keras 2 and Keras 3 compute {' and '.join(otherwise)} differently. For "
             "hard_sigmoid, build the layers with `keras_unison.legacy."
-            "importer_activations.keras2_hard_sigmoid` as their activation instead.",
+            "importer.activations.keras2_hard_sigmoid` as their activation instead.",
             UnisonWarning,
             stacklevel=2,
         )
@@ -102,19 +102,20 @@ def _layers(model: Any) -> list[Any]:
     return list(model.layers)
 
 
-def _warning(path: str, lost: list[str], substituted: list[str]) -> str:
+def _warning(path: str, model: Any, lost: list[str], substituted: list[str]) -> str:
     parts = [f"{path!r} is loaded, with equal predictions."]
     if lost:
+        optimizer = "model.optimizer" if model.compiled else "..."
         parts.append(
-            f"Not carried over: {', '.join(lost)}. To train on with the same "
-            "optimizer, compile again with what is missing: "
-            "`model.compile(optimizer=model.optimizer, loss=..., metrics=...)`."
+            f"Not carried over: {', '.join(lost)}. To train on, compile again with "
+            "what is missing: "
+            f"`model.compile(optimizer={optimizer}, loss=..., metrics=...)`."
         )
     if substituted:
         parts.append(
             f"Keras 3 computes {', '.join(substituted)} otherwise, so the model uses "
             "a function of keras_unison in its place. Where you load a file saved from "
             "this model, have keras_unison installed and run "
-            "`import keras_unison.legacy.importer_activations` first."
+            "`import keras_unison.legacy.importer.activations` first."
         )
     return " ".join(parts)

@@ -14,8 +14,8 @@ from typing import Any
 import keras
 
 from keras_unison.errors import LegacyFileError
-from keras_unison.legacy.importer_file import Keras2File, SavedWeight
-from keras_unison.legacy.importer_names import (
+from keras_unison.legacy.importer.file import Keras2File, SavedWeight
+from keras_unison.legacy.importer.names import (
     families_of,
     family_of,
     renumber,
@@ -97,12 +97,12 @@ def _match(model: Any, file: Keras2File, children: Children) -> Pairs:
     numbered = _by_name(_numbered_leaves(leaves), _numbered_families(families), str)
     in_order = list(zip(variables, saved, strict=False))
     if numbered is not None and _fits(numbered):
-        if len(variables) == len(saved) and _whole(in_order, leaves, file):
+        if len(variables) == len(saved) and _plausible(in_order, leaves, file):
             _check_same(numbered, in_order, file)
         return numbered
     _check_count(variables, saved, file)
     _check_pairs(in_order, file, advice=_advice(variables, saved, families))
-    if not _whole(in_order, leaves, file) or not _rising(in_order, leaves, file):
+    if not _plausible(in_order, leaves, file):
         raise LegacyFileError(
             f"{file.path!r} lists its weights in another order than the model, which "
             f"is unchanged. {_order_advice(families)}"
@@ -163,6 +163,10 @@ def _numbered_families(
 
 def _fits(pairs: Pairs) -> bool:
     return all(tuple(v.shape) == saved.value.shape for v, saved in pairs)
+
+
+def _plausible(pairs: Pairs, leaves: list[_Leaf], file: Keras2File) -> bool:
+    return _whole(pairs, leaves, file) and _rising(pairs, leaves, file)
 
 
 def _whole(pairs: Pairs, leaves: list[_Leaf], file: Keras2File) -> bool:

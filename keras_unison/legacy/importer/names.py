@@ -2,7 +2,7 @@
 
 import re
 
-from keras_unison.legacy.importer_file import Keras2File, LayerGroup, SavedWeight
+from keras_unison.legacy.importer.file import Keras2File, LayerGroup, SavedWeight
 
 _RNN_PART = re.compile(r"(forward_|backward_).+|(.+_)?cell(_\d+)?")
 _NUMBERED = re.compile(r"(.+?)(?:_(\d+))?")

@@ -5,8 +5,8 @@ from typing import Any
 
 import keras
 
-from keras_unison.legacy.importer_file import Keras2File
-from keras_unison.legacy.importer_optimizer import make_optimizer, restore_state
+from keras_unison.legacy.importer.file import Keras2File
+from keras_unison.legacy.importer.optimizer import make_optimizer, restore_state
 
 _RENAMED = {
     "cosine": "cosine_similarity",
@@ -119,9 +119,7 @@ class _Outputs:
 def _loss(saved: Any) -> Any:
     if _is_object(saved):
         return _from_config(keras.losses, keras.losses.Loss, saved)
-    name = _RENAMED.get(saved, saved)
-    keras.losses.get(name)
-    return name
+    return _by_name(keras.losses.get, saved)
 
 
 def _metric(saved: Any) -> Any:
@@ -129,8 +127,15 @@ def _metric(saved: Any) -> Any:
         return saved
     if _is_object(saved):
         return _from_config(keras.metrics, keras.metrics.Metric, saved)
+    return _by_name(keras.metrics.get, saved)
+
+
+def _by_name(get: Callable[[str], Any], saved: str) -> Any:
+    own = keras.saving.get_registered_object(saved)
+    if own is not None:
+        return own
     name = _RENAMED.get(saved, saved)
-    keras.metrics.get(name)
+    get(name)  # raises a ValueError where Keras 3 knows no such name
     return name
 
 
