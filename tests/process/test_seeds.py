@@ -1,0 +1,151 @@
+"""The code of the two articles that this library makes true, as they print it.
+
+`tests/data/seeds` holds their blocks about data parallelism, letter by letter.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+ROOT = Path(__file__).parent.parent.parent
+SEEDS = ROOT / "tests" / "data" / "seeds"
+BLOCKS = ["first_data_parallel.py", "first_multi_gpu.py"]
+NEEDS_TENSORFLOW = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed"
+)
+
+
+def text_of(name):
+    return (SEEDS / name).read_text(encoding="utf-8")
+
+
+def run_script(folder, text):
+    script = folder / "script.py"
+    script.write_text(text, encoding="utf-8")
+    environment = os.environ | {
+        "KERAS_BACKEND": "jax",
+        "KERAS_HOME": str(folder),
+        "PYTHONPATH": str(ROOT),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    environment.pop("KERAS_UNISON_SIMULATE", None)
+    return subprocess.run(
+        [sys.executable, "-m", "keras_unison", "run", "--simulate", "2", str(script)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def replaced(text, old, new):
+    assert text.count(old) == 1
+    return text.replace(old, new)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_first_articles_block_runs_unchanged(block, tmp_path):
+    done = run_script(tmp_path, text_of(block))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_first_articles_model_trains_on_two_devices_as_on_one(block, tmp_path):
+    done = run_script(tmp_path, text_of(block) + text_of("compare.py"))
+    assert done.returncode == 0, done.stderr
+    # Two losses and metrics each for both epochs and validation, evaluate's two,
+    # the predictions, six weights, and the optimizer's two variables.
+    assert done.stdout.splitlines() == [
+        "devices of the steps: [1]",
+        "devices of the steps: [2]",
+        "values compared: 15",
+    ]
+
+
+@NEEDS_TENSORFLOW
+def test_the_second_articles_missing_line_is_named(tmp_path):
+    done = run_script(tmp_path, text_of("second_training.py"))
+    assert done.returncode == 1
+    error, fix = done.stderr.splitlines()[-2:]
+    assert error == "NameError: name 'num_gpus' is not defined"
+    assert fix == (
+        "To fix: `import keras_unison; num_gpus = len(keras_unison.devices())` above "
+        "this line"
+    )
+
+
+# Real images in place of a download: handwritten digits of 8 x 8, enlarged.
+DIGITS = """
+import numpy as np
+from sklearn.datasets import load_digits
+
+digits = load_digits()
+images = np.kron(digits.images[:501] / 16, np.ones((4, 4)))
+images = np.repeat(images[..., None], 3, axis=-1).astype("float32")
+labels = digits.target[:501]
+(x_train, y_train), (x_test, y_test) = (
+    (images[:401], labels[:401]), (images[401:], labels[401:])
+)
+"""
+MISSING = "import keras_unison\nnum_gpus = len(keras_unison.devices())\n"
+REPLICAS = """
+replicas = create_model_for_gpu()
+parallel = tf.keras.utils.multi_gpu_model(replicas, gpus=num_gpus)
+assert parallel is replicas[0]
+parallel.compile(optimizer='adam', loss='sparse_categorical_crossentropy')
+with programs() as replicated:
+    parallel.fit(x_train, y_train, batch_size=128 * num_gpus, verbose=0)
+assert_divided(replicated, devices=2, rows=[256, 145])
+print('replicas:', len(replicas))
+"""
+
+
+@NEEDS_TENSORFLOW
+@pytest.mark.parametrize(
+    ("count", "replicas"),
+    [("len(tf.config.experimental.list_physical_devices('GPU'))", 1), ("num_gpus", 2)],
+    ids=["gpus_of_tensorflow", "simulated_devices"],
+)
+def test_the_second_articles_training_runs(count, replicas, tmp_path):
+    text = text_of("second_training.py")
+    missing = "multi_gpu_model = tf.keras.utils.multi_gpu_model(model, gpus=num_gpus)\n"
+    text = replaced(text, missing, MISSING + missing)
+    text = replaced(
+        text,
+        "(x_train, y_train), (x_test, y_test) = tf.keras.datasets.cifar10.load_data()",
+        DIGITS,
+    )
+    text = replaced(text, "epochs=10", "epochs=1")
+    text = replaced(
+        text,
+        "num_gpus = len(tf.config.experimental.list_physical_devices('GPU'))",
+        f"count = {count}",
+    )
+    text = text.replace("if num_gpus > 1", "if count > 1")
+    text = text.replace("in range(num_gpus)", "in range(count)")
+    fit = "multi_gpu_model.fit("
+    text = replaced(text, fit, f"with programs() as seen:\n    history = {fit}")
+    done = run_script(
+        tmp_path,
+        "from tests.equivalence.harness import assert_divided, programs\n"
+        + text
+        + "assert_divided(seen, devices=2, rows=[256, 145])\n"
+        + "print(sorted(history.history))\n"
+        + REPLICAS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1/2" in done.stdout
+    assert done.stdout.splitlines()[-2:] == [
+        "['accuracy', 'loss', 'val_accuracy', 'val_loss']",
+        f"replicas: {replicas}",
+    ]
