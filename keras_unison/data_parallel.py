@@ -58,10 +58,13 @@ def DataParallel(  # noqa: N802 - the name that users know it by
     Example:
     >>> import keras, numpy as np
     >>> import keras_unison as ku
+    >>> ku.simulate(2)
     >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-    >>> model = ku.DataParallel(model, devices=ku.devices()[:1] and 1)
+    >>> model = ku.DataParallel(model, devices=2)
     >>> model.compile("sgd", "mse")
-    >>> history = model.fit(np.ones((10, 8)), np.ones((10, 1)), verbose=0)
+    >>> history = model.fit(np.ones((11, 8)), np.ones((11, 1)), verbose=0)
+    >>> model.predict(np.ones((3, 8)), verbose=0).shape
+    (3, 1)
     """
     _check_options(sync_batch_norm, shard, data)
     check_model(model)

@@ -27,7 +27,10 @@ class MirroredStrategy:
     Example:
     >>> import keras
     >>> import keras_unison as ku
+    >>> ku.simulate(2)
     >>> strategy = ku.MirroredStrategy()
+    >>> strategy.num_replicas_in_sync
+    2
     >>> with strategy.scope():
     ...     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     ...     model.compile("sgd", "mse")

@@ -36,18 +36,29 @@ def step(fn: Callable[P, R]) -> Callable[P, R]:
         UnsupportedError: The backend is not built.
 
     Example:
-    ```python
-    model = ku.DataParallel(model, devices=2)
-
-    @ku.step
-    @jax.jit
-    def train_step(trainable, non_trainable, optimizer_state, x, y):
-        (loss, non_trainable), grads = grad_fn(trainable, non_trainable, x, y)
-        trainable, optimizer_state = optimizer.stateless_apply(
-            optimizer_state, grads, trainable
-        )
-        return loss, trainable, non_trainable, optimizer_state
-    ```
+    >>> import jax, keras, numpy as np
+    >>> import keras_unison as ku
+    >>> ku.simulate(2)
+    >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    >>> model = ku.DataParallel(model, devices=2)
+    >>> optimizer = keras.optimizers.SGD(0.1)
+    >>> optimizer.build(model.trainable_variables)
+    >>> def loss_of(weights, state, x, y):
+    ...     outputs, state = model.stateless_call(weights, state, x, training=True)
+    ...     return keras.ops.mean((outputs - y) ** 2), state
+    >>> @ku.step
+    ... @jax.jit
+    ... def train_step(weights, state, slots, x, y):
+    ...     gradient = jax.value_and_grad(loss_of, has_aux=True)
+    ...     (loss, state), gradients = gradient(weights, state, x, y)
+    ...     weights, slots = optimizer.stateless_apply(slots, gradients, weights)
+    ...     return loss, weights, state, slots
+    >>> weights = [variable.value for variable in model.trainable_variables]
+    >>> slots = [variable.value for variable in optimizer.variables]
+    >>> x, y = np.ones((11, 8), "float32"), np.ones((11, 1), "float32")
+    >>> loss, weights, _, slots = train_step(weights, [], slots, x, y)
+    >>> for variable, value in zip(model.trainable_variables, weights):
+    ...     _ = variable.assign(value)
 
     Source: https://keras.io/guides/writing_a_custom_training_loop_in_jax/
     """

@@ -1,5 +1,6 @@
 """multi_gpu_model: the function of Keras 2, on today's Keras."""
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex
 
@@ -43,13 +44,16 @@ def multi_gpu_model(
             ValueError.
 
     Example:
-    ```python
-    model = keras.Sequential([keras.Input((100,)), keras.layers.Dense(10)])
-    try:
-        parallel = ku.multi_gpu_model(model, gpus=2)
-    except ValueError:
-        parallel = model
-    ```
+    >>> import keras
+    >>> import keras_unison as ku
+    >>> ku.simulate(2)
+    >>> model = keras.Sequential([keras.Input((100,)), keras.layers.Dense(10)])
+    >>> try:
+    ...     parallel = ku.multi_gpu_model(model, gpus=2)
+    ... except ValueError:
+    ...     parallel = model
+    >>> parallel is model
+    True
     """
     if isinstance(model, list | tuple):
         model = first_of_equal_replicas(model)
@@ -104,14 +108,27 @@ def _at_least_two(
     )
 
 
+# What Keras 2 called a model without a name: scripts have it written out.
+_COUNTED_NAME = re.compile(r"(?:model|sequential)_\d+")
+
+
 class NestedLayoutNames:
     """Names by which old code reached the model inside the parallel one."""
 
     def get_layer(self, name: str | None = None, index: int | None = None) -> Any:
         """The layer of that name; the model itself by its own name."""
-        own = name is not None and name == self.name  # type: ignore[attr-defined]
-        if own and name not in {layer.name for layer in self.layers}:  # type: ignore[attr-defined]
-            return self
+        names = [layer.name for layer in self.layers]  # type: ignore[attr-defined]
+        if name is not None and name not in names:
+            own = self.name  # type: ignore[attr-defined]
+            if name == own:
+                return self
+            if _COUNTED_NAME.fullmatch(name):
+                raise ValueError(
+                    f"No such layer: {name}. Existing layers are: {names}. In Keras 2 "
+                    "such a name was that of the model inside multi_gpu_model's "
+                    f"result; today the result is the model itself, named {own!r}. "
+                    "Use it directly: `parallel.save(...)`."
+                )
         return super().get_layer(name=name, index=index)  # type: ignore[misc]
 
     @property

@@ -42,26 +42,26 @@ def _architecture(model: Any) -> Any:
     except NotImplementedError:
         # A subclassed model without get_config.
         return type(model), shapes
-    config.pop("compile_config", None)
-    names = {name: f"#{number}" for number, name in enumerate(_names(config))}
-    return _renamed(config, names), shapes
+    return _numbered(config, {}), shapes
 
 
-def _names(config: Any) -> list[str]:
-    found: list[str] = []
+# Where the config of a model holds names of layers.
+_NAMES = ("name", "keras_history", "input_layers", "output_layers")
+
+
+def _numbered(config: Any, numbers: dict[str, str], in_names: bool = False) -> Any:
+    """The config with each name of a layer replaced by its number of appearance."""
     if isinstance(config, dict):
-        if isinstance(config.get("name"), str):
-            found.append(config["name"])
-        config = list(config.values())
+        if "DTypePolicy" in str(config.get("class_name")):
+            # Its name is what it says: float32 or mixed_float16.
+            return config
+        return {
+            key: _numbered(value, numbers, in_names or key in _NAMES)
+            for key, value in config.items()
+            if key != "compile_config"
+        }
     if isinstance(config, list | tuple):
-        for value in config:
-            found += [name for name in _names(value) if name not in found]
-    return found
-
-
-def _renamed(config: Any, names: dict[str, str]) -> Any:
-    if isinstance(config, dict):
-        return {key: _renamed(value, names) for key, value in config.items()}
-    if isinstance(config, list | tuple):
-        return [_renamed(value, names) for value in config]
-    return names.get(config, config) if isinstance(config, str) else config
+        return [_numbered(value, numbers, in_names) for value in config]
+    if in_names and isinstance(config, str):
+        return numbers.setdefault(config, f"#{len(numbers)}")
+    return config

@@ -100,7 +100,12 @@ def _parameters(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def assert_divided(
-    seen: Seen, *, devices: int, rows: Iterable[int], per_row: int = 1
+    seen: Seen,
+    *,
+    devices: int,
+    rows: Iterable[int],
+    per_row: int = 1,
+    coupled: bool = False,
 ) -> None:
     """Requires that batches of these rows were computed in parts.
 
@@ -109,13 +114,15 @@ def assert_divided(
         devices: Number of devices.
         rows: Rows of batches that must have been divided.
         per_row: Positions per row where a layer flattens rows and time.
+        coupled: The model itself multiplies all rows with each other, so that
+            some operands hold all of them.
     """
     divided = [p for p in seen.programs if p.partitions == devices]
     assert divided, f"no step ran on {devices} devices: {seen.programs}"
     for count in rows:
         part = math.ceil(count / devices)
         wanted = {part, part * per_row}
-        whole = {count, count * per_row}
+        whole = set() if coupled else {count, count * per_row}
         holding = [p for p in divided if p.lengths & wanted and not p.lengths & whole]
         assert holding, (
             f"no step computed {part} of {count} rows on each of {devices} devices: "
@@ -130,6 +137,7 @@ def check(
     devices: int,
     rows: Iterable[int],
     per_row: int = 1,
+    coupled: bool = False,
     tolerance: float = TOLERANCE,
     floor: Callable[[Model], Any] | None = None,
     wrap: Callable[[Model, int], Model] | None = None,
@@ -144,6 +152,7 @@ def check(
         rows: Rows of batches that must have been divided. Choose numbers that
             are no other length of the model.
         per_row: See `assert_divided`.
+        coupled: See `assert_divided`.
         tolerance: Largest difference allowed, absolute and relative.
         floor: `use` with its sums in another order: the difference it makes on
             one plain device, times `FLOORS`, is allowed where that is larger.
@@ -160,7 +169,9 @@ def check(
     if floor is not None:
         allowed = max(tolerance, FLOORS * largest_difference(plain, run(build, floor)))
     compare(plain, parallel, allowed)
-    assert_divided(seen, devices=devices, rows=rows, per_row=per_row)
+    assert_divided(
+        seen, devices=devices, rows=rows, per_row=per_row, coupled=coupled
+    )
     return seen
 
 
@@ -182,7 +193,8 @@ def values_of(model: Model, returned: Any) -> Values:
     values = flat(returned, "returned")
     for number, variable in enumerate(model.variables):
         values[f"variable {number} {variable.name}"] = as_array(variable)
-    for number, variable in enumerate(getattr(model.optimizer, "variables", [])):
+    optimizer = getattr(model, "optimizer", None)
+    for number, variable in enumerate(getattr(optimizer, "variables", [])):
         # Not its name: that holds the model's, which Keras counts up.
         values[f"optimizer {number}"] = as_array(variable)
     return values

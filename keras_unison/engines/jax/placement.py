@@ -33,6 +33,11 @@ class Placement:
         """Number of devices."""
         return len(self.positions)
 
+    @property
+    def platform(self) -> str:
+        """What JAX calls the kind of these devices."""
+        return str(self.mesh.devices.flat[0].platform)
+
     def slot(self, shape: tuple[int, ...]) -> NamedSharding:
         """Layout of an optimizer's variable of this shape.
 

@@ -96,7 +96,7 @@ def _keep_layouts(state: Any, placement: Placement) -> Any:
 def place_source(model: Any, iterator: Any) -> None:
     """Sends batches straight to their devices, one ahead, on accelerators."""
     placement = replicas_of(model).placement
-    if placement.mesh.devices.flat[0].platform != "cpu":
+    if placement.platform != "cpu":
         _keras.replace_source(
             iterator, functools.partial(_one_ahead, placement=placement)
         )
