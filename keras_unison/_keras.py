@@ -191,7 +191,8 @@ def explain_missing_attributes(explain: Callable[[Any, str], str | None]) -> Non
     def __getattr__(self: Any, name: str) -> Any:
         text = explain(self, name)
         if text is None:
-            text = f"'{type(self).__name__}' object has no attribute '{name}'"
+            # Raises again, with the text of Python or of the failing property.
+            return object.__getattribute__(self, name)
         raise AttributeError(text, name=name, obj=self)
 
     keras.layers.Layer.__getattr__ = __getattr__

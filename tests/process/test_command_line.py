@@ -33,8 +33,8 @@ def _environment(home, **changes):
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name not in ("KERAS_BACKEND", "COLUMNS")
-        and not name.startswith("KERAS_UNISON")
+        if name not in ("KERAS_BACKEND", "COLUMNS", "NPROC")
+        and not name.startswith(("KERAS_UNISON", "JAX_"))
     }
     return kept | {"KERAS_HOME": str(home), "KERAS_BACKEND": "jax"} | changes
 

@@ -26,7 +26,8 @@ def _run(folder, text, way="command", options=(), **changes):
         "KERAS_HOME": str(folder),
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
-    environment.pop("KERAS_UNISON_SIMULATE", None)
+    for name in ("KERAS_UNISON_SIMULATE", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS"):
+        environment.pop(name, None)
     return subprocess.run(
         [sys.executable, *start, *options, str(script)],
         env=environment | changes,

@@ -194,13 +194,16 @@ def test_a_model_compiled_in_another_scope_moves(keras_restored):
 
 
 def test_an_exception_in_the_scope_restores_keras(keras_restored):
-    with (
-        pytest.raises(RuntimeError, match="in the scope"),
-        ku.MirroredStrategy(2).scope(),
-    ):
-        model = small()
-        raise RuntimeError("in the scope")
-    assert positions(model) == [0, 1]
+    made = []
+
+    def fail_in_scope():
+        with ku.MirroredStrategy(2).scope():
+            made.append(small())
+            raise RuntimeError("in the scope")
+
+    with pytest.raises(RuntimeError, match="in the scope"):
+        fail_in_scope()
+    assert positions(made[0]) == [0, 1]
 
 
 def test_an_exception_in_an_inner_scope_leaves_the_outer_one(keras_restored):

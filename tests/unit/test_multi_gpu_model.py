@@ -358,13 +358,26 @@ def test_two_wrapped_models_share_one_encoder():
     train(plain)
     encoder, pair = autoencoders()
     before = encoder.get_weights()
-    train([ku.multi_gpu_model(model, gpus=gpus) for model, gpus in zip(pair, (2, 3))])
+    train([ku.multi_gpu_model(pair[0], gpus=2), ku.multi_gpu_model(pair[1], gpus=3)])
     assert not np.allclose(encoder.get_weights()[0], before[0])
     assert_same(encoder.get_weights(), plain_encoder.get_weights())
     for model, other in zip(pair, plain, strict=True):
         assert_same(model.get_weights(), other.get_weights())
     # The parts are the user's own objects, and no models on several devices.
     assert positions(encoder) is None
+
+
+def test_a_plain_model_around_a_wrapped_one_stays_plain_until_it_is_wrapped():
+    inner = ku.multi_gpu_model(template(), gpus=2)
+    inputs = keras.Input((8,))
+    outer = keras.Model(inputs, inner(inputs))
+    compiled(outer)
+    assert fit(outer)["loss"]
+    assert positions(outer) is None
+    assert positions(inner) == [0, 1]
+    ku.multi_gpu_model(outer, gpus=3)
+    assert fit(outer)["loss"]
+    assert positions(outer) == [0, 1, 2]
 
 
 # --- replicas ---------------------------------------------------------------
@@ -395,7 +408,9 @@ def functional(units=5, activation="softmax", rate=0.2, names=("x", "y"), join="
     inputs = keras.Input((8,), name=names[0])
     left = layers.Dense(6)(inputs)
     right = layers.Dropout(rate)(layers.Dense(6)(inputs))
-    both = layers.add([left, right]) if join == "add" else layers.multiply([left, right])
+    both = (
+        layers.add([left, right]) if join == "add" else layers.multiply([left, right])
+    )
     output = layers.Dense(units, activation=activation, name=names[1])(both)
     return keras.Model(inputs, output)
 
@@ -509,8 +524,23 @@ def test_get_layer_by_the_name_of_the_model_is_the_model():
     assert parallel.get_layer(name=model.name) is model
     assert parallel.get_layer("d2") is model.layers[1]
     assert parallel.get_layer(index=0) is model.layers[0]
-    with pytest.raises(ValueError, match="No such layer: model_2"):
-        parallel.get_layer("model_2")
+    with pytest.raises(ValueError) as caught:
+        parallel.get_layer("encoder")
+    assert str(caught.value).startswith("No such layer: encoder. Existing layers are")
+    assert "Keras 2" not in str(caught.value)
+    with pytest.raises(ValueError, match="Provide either a layer name"):
+        parallel.get_layer()
+
+
+@pytest.mark.parametrize("name", ["model_1", "sequential_7"])
+def test_get_layer_by_a_name_that_keras_2_counted_names_the_replacement(name):
+    parallel = ku.multi_gpu_model(template(name="net"), gpus=2)
+    with pytest.raises(ValueError) as caught:
+        parallel.get_layer(name)
+    assert str(caught.value).startswith(
+        f"No such layer: {name}. Existing layers are: ['d1', 'd2']"
+    )
+    assert "named 'net'. Use it directly: `parallel.save(...)`" in str(caught.value)
 
 
 def test_a_layer_of_the_models_name_is_found_first():
@@ -536,6 +566,15 @@ def test_what_old_code_asked_of_layers_minus_two_names_the_replacement(name):
 def test_layers_minus_two_get_weights_is_that_layers():
     parallel = ku.multi_gpu_model(template(), gpus=2)
     assert len(parallel.layers[-2].get_weights()) == 2
+
+
+def test_a_model_that_really_is_the_layer_before_the_last_stays_what_it_is(tmp_path):
+    base = template(name="base")
+    parallel = ku.multi_gpu_model(
+        keras.Sequential([keras.Input((8,)), base, layers.Dense(3)]), gpus=2
+    )
+    parallel.layers[-2].save(tmp_path / "base.keras")
+    assert keras.models.load_model(tmp_path / "base.keras").name == "base"
 
 
 def test_other_missing_attributes_keep_their_text():
