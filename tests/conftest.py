@@ -6,6 +6,12 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 if os.environ["KERAS_BACKEND"] != "torch":
     os.environ.setdefault("KERAS_UNISON_SIMULATE", "3")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# Most of the time goes into compiling tiny programs. This spares LLVM's passes over
+# them; what XLA does before, partitioning included, stays as it is.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+)
 
 import pytest  # noqa: E402
 

@@ -56,7 +56,18 @@ def _extended(cls: type, mixins: tuple[type, ...]) -> type:
         # Serialisation looks the class up by `obj.__class__`.
         "__class__": property(lambda self: cls),
     }
-    return type(cls)(cls.__name__, (*mixins, cls), namespace)
+    return type(cls)(cls.__name__, (_Unannounced, *mixins, cls), namespace)
+
+
+class _Unannounced:
+    """First of the bases: the user's class is not told of this subclass.
+
+    Its `__init_subclass__` may keep a registry, or set attributes by arguments
+    of the class statement that are not known here.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        pass
 
 
 def _reduce(self: Any) -> Any:

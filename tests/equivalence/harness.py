@@ -6,6 +6,8 @@ that a user can see. It also proves from the compiled programs that the work was
 divided, since a wrapper that does nothing would pass any comparison.
 """
 
+import gc
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -55,21 +57,30 @@ class Seen:
 
 
 @contextmanager
-def programs() -> Iterator[Seen]:
-    """Collects the steps that XLA compiles and loads within this context."""
+def programs(names: tuple[str, ...] = STEP_NAMES) -> Iterator[Seen]:
+    """Collects the steps that XLA compiles and loads within this context.
+
+    Args:
+        names: How the names of programs begin that count as steps.
+    """
     client = jax.devices()[0].client
     before = {id(executable) for executable in client.live_executables()}
     # Kept alive, so that no identity is used again.
     held = client.live_executables()
     seen = Seen()
-    yield seen
-    for executable in client.live_executables():
-        if id(executable) not in before:
-            text = executable.hlo_modules()[0].to_string()
-            name = text.split()[1].rstrip(",")
-            if name.startswith(STEP_NAMES):
-                seen.programs.append(_program(name, text))
+    # A model that is collected takes its executables with it.
+    gc.disable()
+    try:
+        yield seen
+        new = [e for e in client.live_executables() if id(e) not in before]
+    finally:
+        gc.enable()
     del held
+    for executable in new:
+        text = executable.hlo_modules()[0].to_string()
+        name = text.split()[1].rstrip(",")
+        if name.startswith(names):
+            seen.programs.append(_program(name, text))
 
 
 def _program(name: str, text: str) -> Program:
@@ -106,6 +117,7 @@ def assert_divided(
     rows: Iterable[int],
     per_row: int = 1,
     coupled: bool = False,
+    all_steps: bool = False,
 ) -> None:
     """Requires that batches of these rows were computed in parts.
 
@@ -116,17 +128,24 @@ def assert_divided(
         per_row: Positions per row where a layer flattens rows and time.
         coupled: The model itself multiplies all rows with each other, so that
             some operands hold all of them.
+        all_steps: Each kind of step that was compiled must have divided them,
+            not only one.
     """
     divided = [p for p in seen.programs if p.partitions == devices]
     assert divided, f"no step ran on {devices} devices: {seen.programs}"
-    for count in rows:
+    kinds = {p.name for p in divided}
+    for count, kind in itertools.product(rows, kinds if all_steps else [""]):
         part = math.ceil(count / devices)
         wanted = {part, part * per_row}
         whole = set() if coupled else {count, count * per_row}
-        holding = [p for p in divided if p.lengths & wanted and not p.lengths & whole]
+        holding = [
+            p
+            for p in divided
+            if p.name.startswith(kind) and p.lengths & wanted and not p.lengths & whole
+        ]
         assert holding, (
-            f"no step computed {part} of {count} rows on each of {devices} devices: "
-            f"{divided}"
+            f"no step {kind} computed {part} of {count} rows on each of {devices} "
+            f"devices: {divided}"
         )
 
 
@@ -138,6 +157,7 @@ def check(
     rows: Iterable[int],
     per_row: int = 1,
     coupled: bool = False,
+    all_steps: bool = False,
     tolerance: float = TOLERANCE,
     floor: Callable[[Model], Any] | None = None,
     wrap: Callable[[Model, int], Model] | None = None,
@@ -153,6 +173,7 @@ def check(
             are no other length of the model.
         per_row: See `assert_divided`.
         coupled: See `assert_divided`.
+        all_steps: See `assert_divided`.
         tolerance: Largest difference allowed, absolute and relative.
         floor: `use` with its sums in another order: the difference it makes on
             one plain device, times `FLOORS`, is allowed where that is larger.
@@ -170,7 +191,12 @@ def check(
         allowed = max(tolerance, FLOORS * largest_difference(plain, run(build, floor)))
     compare(plain, parallel, allowed)
     assert_divided(
-        seen, devices=devices, rows=rows, per_row=per_row, coupled=coupled
+        seen,
+        devices=devices,
+        rows=rows,
+        per_row=per_row,
+        coupled=coupled,
+        all_steps=all_steps,
     )
     return seen
 
