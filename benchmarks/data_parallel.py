@@ -186,7 +186,8 @@ def ratios(reference, other):
 
 def report(models, rounds):
     """Prints the table."""
-    print(f"Keras {version('keras')}, JAX {version('jax')}, Python {platform.python_version()}")
+    python = platform.python_version()
+    print(f"Keras {version('keras')}, JAX {version('jax')}, Python {python}")
     print(f"{processor()}, {os.cpu_count()} cores, {rounds} rounds of {STEPS} steps\n")
     print("| comparison | model | ms a step | ratio (quartiles) | noise | peak GiB |")
     print("|---|---|---|---|---|---|")
