@@ -122,8 +122,9 @@ def _division(
     if reason is None:
         return division
     replicas.warn_once(
+        reason,
         f"A step that {reason} cannot be divided over {placement.size} devices for "
-        f"a batch of {rows} rows: every device computes the whole batch.",
-        "Results are right.",
+        f"a batch of {rows} rows: every device computes the whole batch. Results are "
+        "right.",
     )
     return Division.WHOLE

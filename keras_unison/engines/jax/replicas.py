@@ -25,11 +25,11 @@ class Replicas:
     state: Any = None
     warned: set[str] = field(default_factory=set)
 
-    def warn_once(self, reason: str, advice: str) -> None:
+    def warn_once(self, reason: str, text: str) -> None:
         """Gives one `UnisonWarning` per reason and model."""
         if reason not in self.warned:
             self.warned.add(reason)
-            warnings.warn(f"{reason} {advice}", UnisonWarning, stacklevel=2)
+            warnings.warn(text, UnisonWarning, stacklevel=2)
 
 
 # Kept here and not on the models: what Keras saves, it finds by walking the
