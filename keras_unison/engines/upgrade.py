@@ -46,7 +46,13 @@ def _extended(cls: type, mixins: tuple[type, ...]) -> type:
     for subclass in known:
         if subclass.__dict__.get("_unison_mixins") == mixins:
             return subclass
+
+    def __new__(_: type, *args: Any, **kwargs: Any) -> Any:
+        # `type(model)(...)` and `model.from_config(...)` make a plain model.
+        return cls(*args, **kwargs)
+
     namespace = {
+        "__new__": __new__,
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
