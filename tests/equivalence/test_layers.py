@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+import keras_unison as ku
 from tests.equivalence.harness import check, data
 
 # 35 rows divide evenly over neither two nor three devices.
@@ -138,7 +139,6 @@ IMAGES: dict[str, Image] = {
         lambda: [keras.layers.Conv1D(7, 3, padding="causal", dilation_rate=2)],
     ),
     "conv_2d": ((6, 6, 3), lambda: [keras.layers.Conv2D(7, 3, padding="same")]),
-    "conv_2d_groups": ((6, 6, 4), lambda: [keras.layers.Conv2D(6, 3, groups=2)]),
     "conv_3d": ((4, 4, 4, 2), lambda: [keras.layers.Conv3D(7, 2)]),
     "conv_2d_transpose": (
         (4, 4, 3),
@@ -216,6 +216,22 @@ def test_pooling(name: str, devices: int) -> None:
         rows=[BATCH],
         all_steps=True,
     )
+
+
+def test_a_convolution_in_groups_is_computed_whole_and_says_so(devices: int) -> None:
+    """XLA does not divide it; the layers around it are divided."""
+    layers = keras.layers
+    with pytest.warns(ku.UnisonWarning, match="a convolution in groups") as caught:
+        check(
+            lambda: model_of(
+                layers.Conv2D(6, 3, groups=2), layers.Flatten(), shape=(6, 6, 4)
+            ),
+            lambda model: train(model, array(ROWS, 6, 6, 4)),
+            devices=devices,
+            rows=[BATCH],
+            coupled=True,
+        )
+    assert len([w for w in caught if w.category is ku.UnisonWarning]) == 1
 
 
 def test_pooling_32_images_of_32_by_32(devices: int) -> None:

@@ -18,7 +18,7 @@ from keras_unison.engines.jax.batch import (
     shape_of,
     with_rows,
 )
-from keras_unison.engines.jax.obstacles import obstacle
+from keras_unison.engines.jax.obstacles import obstacle, undivided
 from keras_unison.engines.jax.placement import Placement
 from keras_unison.engines.jax.replicas import Replicas, replicas_of
 
@@ -94,6 +94,15 @@ def _run_kept(
     return result
 
 
+def _say_what_is_not_divided(replicas: Replicas, operation: str | None) -> None:
+    if operation is not None:
+        replicas.warn_once(
+            operation,
+            f"XLA does not divide {operation}: every device computes it whole, and "
+            "the other layers in parts. Results are right.",
+        )
+
+
 def _division(
     replicas: Replicas, step: Any, state: Any, leaves: list[Any], structure: Any
 ) -> Division:
@@ -110,13 +119,10 @@ def _division(
     elif hasattr(step, "trace"):
         batch = _batch(leaves, structure, placement, division)
         other = with_rows(batch, rows, rows + placement.size)
-        found = obstacle(
-            step.trace(state, batch).jaxpr,
-            rows,
-            division,
-            lambda: step.trace(state, other).jaxpr,
-        )
+        jaxpr = step.trace(state, batch).jaxpr
+        found = obstacle(jaxpr, rows, division, lambda: step.trace(state, other).jaxpr)
         reason = found and f"contains {found}"
+        _say_what_is_not_divided(replicas, undivided(jaxpr))
     else:
         reason = "runs eagerly" if division is Division.UNEVEN else None
     if reason is None:

@@ -1,9 +1,10 @@
 """Which steps XLA cannot divide.
 
-XLA's partitioner is right about nearly every operation, and wrong about two:
-the gradient of a sort aborts the whole process where the rows do not divide
-evenly, and the maximum over a window that slides over rows comes out wrong
-however they divide. A step that holds one is computed whole.
+XLA's partitioner is right about nearly every operation, and wrong about two.
+Taking or adding entries of each row at unsigned places, as the gradient of a
+sort does, aborts the whole process where the rows do not divide evenly. The
+maximum over a window that slides over rows comes out wrong however they divide.
+A step that holds one is computed whole.
 `tests/process/test_row_operations.py` runs what is allowed here.
 """
 
@@ -29,8 +30,8 @@ def obstacle(
     """
     windows = []
     for equation in _equations(jaxpr):
-        if equation.primitive.name == "sort" and division is Division.UNEVEN:
-            return "a sort"
+        if division is Division.UNEVEN and _has_unsigned_places(equation):
+            return "the gradient of a sort or the like"
         if _may_slide_over_rows(equation, rows):
             windows.append(equation)
     if windows and _axes_change(windows, retrace, rows):
@@ -38,7 +39,26 @@ def obstacle(
     return None
 
 
+def undivided(jaxpr: Any) -> str | None:
+    """Names an operation that every device computes whole, if there is one."""
+    for equation in _equations(jaxpr):
+        groups = equation.params.get("feature_group_count", 1)
+        if groups > 1:
+            axis = equation.params["dimension_numbers"].lhs_spec[1]
+            if groups < equation.invars[0].aval.shape[axis]:
+                return "a convolution in groups"
+    return None
+
+
+def _has_unsigned_places(equation: Any) -> bool:
+    numbers = equation.params.get("dimension_numbers")
+    batched = getattr(numbers, "operand_batching_dims", ())
+    return bool(batched) and equation.invars[1].aval.dtype.kind == "u"
+
+
 def _may_slide_over_rows(equation: Any, rows: int) -> bool:
+    if equation.primitive.name == "reduce_window_sum":
+        return False
     window = equation.params.get("window_dimensions", ())
     shape = equation.invars[0].aval.shape if window else ()
     return any(
