@@ -19,12 +19,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.process
+
+JAX = tuple(int(number) for number in version("jax").split(".")[:2])
 
 # Devices and rows, even and uneven. 4 rows leave the last of 3 devices empty.
 SIZES = [
@@ -211,7 +214,7 @@ def products() -> dict[str, Operation]:
         )[0],
         "matrix_exponential": lambda x: jax.scipy.linalg.expm(0.1 * x.T @ x),
         "qr_of_each": lambda x: jnp.linalg.qr(small(x))[0],
-        "svd_of_each": lambda x: jnp.linalg.svd(small(x))[1],
+        "svd_of_each": lambda x: jnp.linalg.svd(small(x), full_matrices=False)[1],
         "eigh_of_each": lambda x: jnp.linalg.eigh(small(x) @ small(x).swapaxes(1, 2))[
             0
         ],
@@ -534,7 +537,10 @@ def test_maxima_over_windows_of_rows_are_still_wrong(devices: int, rows: int) ->
     assert all(line["difference"] > TOLERANCE for line in results.values()), results
 
 
-@pytest.mark.parametrize("name", ["sort_rows", "median", "take_by_uint8"])
+# Older releases of JAX write the take by uint8 in another way, which is right.
+@pytest.mark.parametrize(
+    "name", ["sort_rows", "median", *["take_by_uint8"] * (JAX >= (0, 10))]
+)
 def test_unsigned_places_in_uneven_rows_still_abort(name: str) -> None:
     # When this fails XLA has been mended, and `obstacle` may let them pass.
     process = run(3, 10, name)
