@@ -1,6 +1,6 @@
 """Data parallel training against plain Keras and keras.distribution, as ratios.
 
-    python benchmarks/data_parallel.py              # everything, about 15 minutes
+    python benchmarks/data_parallel.py              # everything, about 8 minutes
     python benchmarks/data_parallel.py --models cnn --rounds 3
 
 Each comparison runs in one process, which trains the variants in turn and in
@@ -24,7 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 MODELS = ("cnn", "mlp", "transformer")
-STEPS = 10
+STEPS = 5
 
 # Variants of each comparison; the first is what the others are compared with,
 # the second is the same again.
@@ -34,7 +34,6 @@ COMPARISONS = {
         2,
         ("distribution", "distribution", "unison"),
     ),
-    "two devices: plain Keras on one / wrapped": (2, ("plain", "plain", "unison")),
 }
 
 
