@@ -125,8 +125,10 @@ def _raised_by(line):
 @pytest.fixture(autouse=True)
 def _callbacks_as_keras_has_them(monkeypatch):
     """`multi_gpu_model`, called by another test, gives their model a setter."""
-    model = vars(keras.callbacks.Callback)["model"]
-    monkeypatch.setattr(keras.callbacks.Callback, "model", property(model.fget))
+    found = vars(keras.callbacks.Callback)["model"]
+    plain = property(found.fget)
+    plain.__set_name__(keras.callbacks.Callback, "model")
+    monkeypatch.setattr(keras.callbacks.Callback, "model", plain)
 
 
 @pytest.mark.parametrize(("line", "fix"), LINES)
