@@ -204,7 +204,9 @@ def digits():
     found = load_digits()
     x = np.kron(found.images / 16.0, np.ones((4, 4)))
     x = np.repeat(x[..., None], 3, axis=-1).astype("float32")
-    y = found.target
+    # The last ones are by other writers: mix them, as CIFAR-10 is mixed.
+    order = np.random.default_rng(0).permutation(len(x))
+    x, y = x[order], found.target[order]
     return Images(
         "handwritten digits", (x[:1_437], y[:1_437]), (x[1_437:], y[1_437:]), steps=120
     )
