@@ -34,7 +34,7 @@ def obstacle(
             return "the gradient of a sort or the like"
         if _may_slide_over_rows(equation, rows):
             windows.append(equation)
-    if windows and _axes_change(windows, retrace, rows):
+    if windows and _axes_change(windows, retrace):
         return "a window that slides over rows"
     return None
 
@@ -67,7 +67,7 @@ def _may_slide_over_rows(equation: Any, rows: int) -> bool:
     )
 
 
-def _axes_change(windows: list[Any], retrace: Callable[[], Any], rows: int) -> bool:
+def _axes_change(windows: list[Any], retrace: Callable[[], Any]) -> bool:
     try:
         other = retrace()
     except (TypeError, ValueError):
