@@ -1,5 +1,6 @@
 """One program per distinct shape, and arrays that move no more than they must."""
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -113,3 +114,24 @@ def test_batches_that_are_sent_ahead_give_the_same(batch_size, devices, monkeypa
         )
 
     check(dense_model, use, devices=devices, rows=[batch_size])
+
+
+def test_a_step_of_ones_own_that_cannot_be_divided_says_so_once(devices):
+    class Window(keras.layers.Layer):
+        """The maximum over three neighbouring rows."""
+
+        def call(self, x):
+            return keras.ops.max_pool(x[None], 3, 1, padding="same")[0]
+
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(5), Window()])
+    weights = [variable.value for variable in model.trainable_variables]
+    call = jax.jit(lambda w, x: model.stateless_call(w, [], x)[0])
+    batches = [data(rows)[0] for rows in (48, 36, 48)]
+    expected = [np.asarray(call(weights, x)) for x in batches]
+    ku.DataParallel(model, devices)
+    step = ku.step(call)
+    with pytest.warns(ku.UnisonWarning, match="a window that slides") as caught:
+        found = [np.asarray(step(weights, x)) for x in batches]
+    assert len([w for w in caught if w.category is ku.UnisonWarning]) == 1
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, atol=1e-6)

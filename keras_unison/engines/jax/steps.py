@@ -1,5 +1,6 @@
 """A user's own training step with its work divided."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from keras_unison.engines.jax.obstacles import obstacle
 from keras_unison.engines.jax.placement import Placement, Twins
 from keras_unison.engines.jax.replicas import find_replicas, newest_placement
 from keras_unison.engines.layer_calls import cutting
-from keras_unison.errors import ModelError
+from keras_unison.errors import ModelError, UnisonWarning
 
 _ARRAYS = (jax.Array, np.ndarray)
 
@@ -99,9 +100,18 @@ class _Step:
         rows = cutter.rows
         other = with_rows(arguments, rows, rows + self._placement.size)
         used = Division.UNEVEN if cutter.uneven else Division.EVEN
-        if obstacle(jaxpr, rows, used, lambda: self._trace(other, cutter)) is None:
+        found = obstacle(jaxpr, rows, used, lambda: self._trace(other, cutter))
+        if found is None:
             return Division.UNEVEN
         self._forget_traces()
+        if Division.WHOLE not in self.divisions.values():
+            warnings.warn(
+                f"A step that contains {found} cannot be divided over "
+                f"{self._placement.size} devices for a batch of {rows} rows: every "
+                "device computes the whole batch. Results are right.",
+                UnisonWarning,
+                stacklevel=2,
+            )
         return Division.WHOLE
 
     def _trace(self, arguments: Any, cutter: "_Cutter") -> Any:
