@@ -19,27 +19,55 @@ _HOOKED = "_unison_original"
 TF_KERAS = "keras._tf_keras.keras"
 
 
-def hook_layer_call(
+def hook_calls(
     call: Callable[[Callable[..., Any], Any, Any, Any], Any],
 ) -> None:
-    """Lets `call(original, layer, args, kwargs)` stand in for `Layer.__call__`.
+    """Lets `call(original, operation, args, kwargs)` make the calls of operations.
 
-    Keras has no hook around a layer call, and a special method is looked up on
-    the class, so that the class itself has to change. Done once, when the
-    first step runs on several devices.
+    Operations are layers and the nodes of functional models that are none. Keras
+    has no hook around their calls, and a special method is looked up on the class,
+    so that the classes themselves have to change. Done once, when the first step
+    runs on several devices.
     """
     import keras
+    from keras.src.ops.operation import Operation
 
-    original = keras.layers.Layer.__call__
-    if hasattr(original, _HOOKED):
+    layer_class = keras.layers.Layer
+    of_layers, of_others = layer_class.__call__, Operation.__call__
+    if hasattr(of_layers, _HOOKED):
         return
 
-    @functools.wraps(original)
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return call(original, self, args, kwargs)
+    @functools.wraps(of_layers)
+    def layer_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(of_layers, self, args, kwargs)
 
-    setattr(__call__, _HOOKED, original)
-    keras.layers.Layer.__call__ = __call__
+    @functools.wraps(of_others)
+    def operation_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self, layer_class):
+            # The end of a layer's own call.
+            return of_others(self, *args, **kwargs)
+        return call(of_others, self, args, kwargs)
+
+    for cls, original, hooked in (
+        (layer_class, of_layers, layer_call),
+        (Operation, of_others, operation_call),
+    ):
+        setattr(hooked, _HOOKED, original)
+        cls.__call__ = hooked
+
+
+def get_mask(tensor: Any) -> Any:
+    """The Keras mask of a tensor, which Keras keeps beside the tensor."""
+    from keras.src.backend.common import masking
+
+    return masking.get_keras_mask(tensor)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Gives a tensor a Keras mask."""
+    from keras.src.backend.common import masking
+
+    masking.set_keras_mask(tensor, mask)
 
 
 def copy_mask(source: Any, target: Any) -> None:
@@ -48,11 +76,9 @@ def copy_mask(source: Any, target: Any) -> None:
     Keras keeps masks beside the tensor object; a tensor that was moved or
     constrained is another object and would lose it.
     """
-    from keras.src.backend.common import masking
-
-    mask = masking.get_keras_mask(source)
+    mask = get_mask(source)
     if mask is not None:
-        masking.set_keras_mask(target, mask)
+        set_mask(target, mask)
 
 
 # --- Keras's trainer on JAX -------------------------------------------------
@@ -172,6 +198,183 @@ def replace_source(
     """
     adapter = iterator.data_adapter
     iterator._get_iterator = lambda: wrap(adapter.get_jax_iterator())
+
+
+# --- layers in parts, on TensorFlow ---------------------------------------------
+
+
+def hook_random(
+    draws: dict[str, Callable[..., Any]],
+    seed: Callable[[Callable[..., Any], Any], Any],
+) -> None:
+    """Lets `draws[name](original, ...)` make the draws of keras.random, once.
+
+    Layers and keras.random look these functions up in this module at each call;
+    `seed(original, seed)` stands in for what makes a tensor of a seed.
+    """
+    from keras.src.backend.tensorflow import random
+
+    for name, draw in {**draws, "draw_seed": seed}.items():
+        original = getattr(random, name)
+        if not hasattr(original, _HOOKED):
+            hooked = functools.wraps(original)(functools.partial(draw, original))
+            setattr(hooked, _HOOKED, original)
+            setattr(random, name, hooked)
+
+
+def hook_batch_moments(
+    moments: Callable[[Callable[..., Any], Any, Any, Any], Any],
+) -> None:
+    """Lets `moments(original, layer, inputs, mask)` take batch statistics, once.
+
+    BatchNormalization has no public hook between its statistics and what it does
+    with them: moving averages, renormalization, the normalized output.
+    """
+    import keras
+
+    cls = keras.layers.BatchNormalization
+    original = cls._moments
+    if hasattr(original, _HOOKED):
+        return
+
+    @functools.wraps(original)
+    def _moments(self: Any, inputs: Any, mask: Any) -> Any:
+        return moments(original, self, inputs, mask)
+
+    setattr(_moments, _HOOKED, original)
+    cls._moments = _moments
+
+
+def batch_axes(layer: Any) -> list[int]:
+    """The axes over which a BatchNormalization takes its statistics."""
+    return list(layer._reduction_axes)
+
+
+def hook_values(values: Callable[..., Any]) -> None:
+    """Lets `values(function, y_true, y_pred, **options)` compute losses, once.
+
+    Keras's losses and metrics that wrap a function reduce what it returns; there is
+    no public hook between the two.
+    """
+    from keras.src.losses.losses import LossFunctionWrapper
+    from keras.src.metrics.reduction_metrics import MeanMetricWrapper
+
+    def hook(cls: Any, method: str, attribute: str) -> None:
+        original = getattr(cls, method)
+        if hasattr(original, _HOOKED):
+            return
+
+        @functools.wraps(original)
+        def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
+            function = getattr(self, attribute)
+            setattr(self, attribute, functools.partial(values, function))
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                setattr(self, attribute, function)
+
+        setattr(hooked, _HOOKED, original)
+        setattr(cls, method, hooked)
+
+    hook(LossFunctionWrapper, "call", "fn")
+    hook(MeanMetricWrapper, "update_state", "_fn")
+
+
+def operations_of(layer: Any) -> list[Any]:
+    """The layer, its layers at any depth, and the other nodes of its graphs."""
+    found: dict[int, Any] = {}
+    for inner in layer._flatten_layers():
+        found[id(inner)] = inner
+        for operation in getattr(inner, "_operations", ()):
+            found.setdefault(id(operation), operation)
+    return list(found.values())
+
+
+def build_by_call(call: Callable[..., Any], layer: Any, arguments: Any) -> None:
+    """Builds a layer and its layers by a call on symbolic tensors.
+
+    A layer that is built by its first call cannot make variables inside of a
+    replica. Keras builds models so in its own trainer on JAX.
+    """
+    import keras
+    from keras import tree
+
+    def symbolic(leaf: Any) -> Any:
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            return leaf
+        if hasattr(leaf, "_value") or leaf.shape.rank is None:
+            return leaf
+        dtype = keras.backend.standardize_dtype(leaf.dtype)
+        tensor = keras.KerasTensor(tuple(leaf.shape), dtype=dtype)
+        copy_mask_spec(leaf, tensor)
+        return tensor
+
+    def copy_mask_spec(source: Any, target: Any) -> None:
+        mask = get_mask(source)
+        if mask is not None:
+            set_mask(target, symbolic(mask))
+
+    args, kwargs = tree.map_structure(symbolic, arguments)
+    call(layer, *args, **kwargs)
+
+
+def is_built(layer: Any) -> bool:
+    """Whether a layer and all its layers are built."""
+    return all(inner.built for inner in layer._flatten_layers())
+
+
+def replace_losses(layer: Any, losses: list[Any]) -> None:
+    """Makes these the losses that the last call of a layer added."""
+    layer._clear_losses()
+    for loss in losses:
+        layer.add_loss(loss)
+
+
+def tensorflow_variable(variable: Any) -> Any:
+    """The TensorFlow variable inside a Keras variable; None before it is made."""
+    return getattr(variable, "_value", None)
+
+
+def move_variable(variable: Any, device: str) -> None:
+    """Moves a Keras variable's TensorFlow variable to another device.
+
+    Keras's optimizers know a variable by the identifier of its TensorFlow variable,
+    which the new one takes over.
+    """
+    import tensorflow as tf
+
+    old = variable._value
+    with tf.init_scope(), tf.device(device):
+        new = tf.Variable(
+            old.read_value(),
+            trainable=old.trainable,
+            name=old.name.split(":")[0],
+            aggregation=old.aggregation,
+            synchronization=old.synchronization,
+        )
+    new._unique_id = old._unique_id
+    variable._value = new
+
+
+def slots_of(optimizer: Any) -> list[tuple[Any, Any]]:
+    """Pairs of a trainable variable and an optimizer's variable for it.
+
+    Every Keras optimizer keeps its slots in lists in the order of the variables.
+    """
+    trained = getattr(optimizer, "_trainable_variables", None)
+    pairs: list[tuple[Any, Any]] = []
+    if not trained:
+        return pairs
+    for value in vars(optimizer).values():
+        if isinstance(value, list) and value is not trained:
+            if len(value) != len(trained):
+                continue
+            pairs += [
+                (variable, slot)
+                for variable, slot in zip(trained, value, strict=True)
+                if getattr(slot, "_value", None) is not None
+            ]
+    return pairs
 
 
 # --- code written for Keras 2 -----------------------------------------------

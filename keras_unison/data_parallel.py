@@ -74,7 +74,7 @@ def DataParallel(  # noqa: N802 - the name that users know it by
     if positions == [0]:
         active.release(model)
     else:
-        active.prepare(model, positions)
+        active.prepare(model, positions, exact_draws)
     return model
 
 

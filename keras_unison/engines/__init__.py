@@ -10,7 +10,7 @@ from keras_unison._backend import active_backend, backend_module
 from keras_unison.engines.protocol import Engine
 from keras_unison.errors import UnsupportedError
 
-BUILT = ("jax",)
+BUILT = ("jax", "tensorflow")
 
 
 def engine() -> Engine:

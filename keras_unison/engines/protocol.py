@@ -10,8 +10,11 @@ class Engine(Protocol):
     A package of functions; `keras_unison.engines.engine()` returns it.
     """
 
-    def prepare(self, model: Any, positions: list[int]) -> None:
-        """Makes `model` run its steps on the devices at `positions`."""
+    def prepare(self, model: Any, positions: list[int], exact_draws: bool) -> None:
+        """Makes `model` run its steps on the devices at `positions`.
+
+        Draws are those of one device where `exact_draws` asks for it.
+        """
 
     def release(self, model: Any) -> None:
         """Makes `model` a plain Keras model again."""

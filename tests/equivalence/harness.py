@@ -2,24 +2,21 @@
 
 Keras itself is the oracle: each check trains a plain Keras model and the same
 model made parallel, from the same weights, seeds and data, and compares all
-that a user can see. It also proves from the compiled programs that the work was
+that a user can see. It also proves from the programs that ran that the work was
 divided, since a wrapper that does nothing would pass any comparison.
 """
 
-import gc
+import importlib
 import itertools
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import jax
 import keras
 import numpy as np
 
 import keras_unison as ku
+from tests.equivalence.programs import Seen
 
 Model = Any
 Values = dict[str, np.ndarray]
@@ -28,86 +25,10 @@ TOLERANCE = 1e-5
 # A difference may be this many times what summing in another order makes.
 FLOORS = 4
 
-STEP_NAMES = ("jit_train_step", "jit_test_step", "jit_predict_step")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """A compiled step, as XLA partitioned it.
-
-    Attributes:
-        name: Its name, for instance `jit_train_step`.
-        partitions: Number of devices it runs on.
-        lengths: First axes of all matrix products and convolutions and of their
-            operands, as one device computes them.
-        parameters: Shapes of its arguments, as one device holds them.
-    """
-
-    name: str
-    partitions: int
-    lengths: frozenset[int]
-    parameters: tuple[tuple[int, ...], ...]
-
-
-@dataclass(slots=True)
-class Seen:
-    """The steps that were compiled within `programs()`."""
-
-    programs: list[Program] = field(default_factory=list)
-
-
-@contextmanager
-def programs(names: tuple[str, ...] = STEP_NAMES) -> Iterator[Seen]:
-    """Collects the steps that XLA compiles and loads within this context.
-
-    Args:
-        names: How the names of programs begin that count as steps.
-    """
-    client = jax.devices()[0].client
-    before = {id(executable) for executable in client.live_executables()}
-    # Kept alive, so that no identity is used again.
-    held = client.live_executables()
-    seen = Seen()
-    # A model that is collected takes its executables with it.
-    gc.disable()
-    try:
-        yield seen
-        new = [e for e in client.live_executables() if id(e) not in before]
-    finally:
-        gc.enable()
-    del held
-    for executable in new:
-        text = executable.hlo_modules()[0].to_string()
-        name = text.split()[1].rstrip(",")
-        if name.startswith(names):
-            seen.programs.append(_program(name, text))
-
-
-def _program(name: str, text: str) -> Program:
-    partitions = re.search(r"num_partitions=(\d+)", text)
-    lengths = set()
-    shapes = dict(re.findall(r"%([\w.\-]+) = \w+\[(\d+)[,\]]", text))
-    for line in text.splitlines():
-        found = re.search(r"= \w+\[(\d+)[,\]].* (?:dot|convolution)\((.*?)\)", line)
-        if found:
-            lengths.add(int(found[1]))
-            lengths |= {
-                int(shapes[operand])
-                for operand in re.findall(r"%([\w.\-]+)", found[2])
-                if operand in shapes
-            }
-    return Program(
-        name=name,
-        partitions=int(partitions[1]) if partitions else 1,
-        lengths=frozenset(lengths),
-        parameters=_parameters(text),
-    )
-
-
-def _parameters(text: str) -> tuple[tuple[int, ...], ...]:
-    layout = re.search(r"entry_computation_layout=\{\((.*?)\)->", text)
-    shapes = re.findall(r"\w+\[([\d,]*)\]", layout[1]) if layout else []
-    return tuple(tuple(map(int, filter(None, s.split(",")))) for s in shapes)
+# `programs()` collects the steps that run within it, in the backend's own way.
+programs = importlib.import_module(
+    f"tests.equivalence.programs.{keras.backend.backend()}"
+).programs
 
 
 def assert_divided(

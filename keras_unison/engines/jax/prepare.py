@@ -16,8 +16,11 @@ from keras_unison.engines.upgrade import downgrade, upgrade
 from keras_unison.errors import UnsupportedError
 
 
-def prepare(model: Any, positions: list[int]) -> None:
-    """Makes `model` run its steps on the devices at `positions`."""
+def prepare(model: Any, positions: list[int], exact_draws: bool) -> None:
+    """Makes `model` run its steps on the devices at `positions`.
+
+    XLA divides the draws of one device: there is nothing to gain without them.
+    """
     if keras.config.is_nnx_enabled():
         raise UnsupportedError(
             "Models in Keras's NNX mode cannot be divided: NNX owns their state. "

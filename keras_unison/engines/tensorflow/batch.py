@@ -1,0 +1,226 @@
+"""The rows of a batch: cut for the replicas, joined again, gathered in one."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras import tree
+
+from keras_unison._keras import get_mask, set_mask
+from keras_unison.engines.tensorflow.placement import Placement
+from keras_unison.engines.tensorflow.plan import Plan
+from keras_unison.engines.tensorflow.replicas import Replica
+from keras_unison.engines.tensorflow.sums import CannotMeet, sum_over_replicas
+
+TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
+# The type in which values of another are summed; summing with zeros is exact.
+_SUMMED_AS = {
+    tf.bool: tf.int32,
+    tf.int8: tf.int32,
+    tf.int16: tf.int32,
+    tf.uint8: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+}
+_SUMMED = {
+    tf.float32,
+    tf.float64,
+    tf.float16,
+    tf.bfloat16,
+    tf.int32,
+    tf.int64,
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One layer call that is divided.
+
+    Attributes:
+        site: A number that no other call has.
+        placement: The devices.
+        plan: How it is divided.
+        exact_draws: Whether replicas make the draws of one device.
+        rows: Rows of the batch, a scalar.
+        bounds: Where each replica's rows begin, and where the last ones end.
+        fixed: Rows of the batch, where they are known while tracing.
+        seen: Where first axes are being looked at: by place, one per replica.
+    """
+
+    site: int
+    placement: Placement
+    plan: Plan
+    exact_draws: bool
+    rows: Any
+    bounds: list[Any]
+    fixed: int | None
+    seen: dict[Any, list[Any]] | None = field(default=None)
+
+    def own_rows(self, index: int) -> Any:
+        """How many rows a replica has, a scalar."""
+        return self.bounds[index + 1] - self.bounds[index]
+
+    def own_fixed(self, index: int) -> int | None:
+        """How many rows a replica has, where they are known while tracing."""
+        if self.fixed is None:
+            return None
+        first, last = (
+            self.fixed * i // self.placement.size for i in (index, index + 1)
+        )
+        return last - first
+
+
+def as_tensors(tree_of_arguments: Any) -> Any:
+    """The arguments of a call with NumPy's arrays as tensors."""
+    return tree.map_structure(
+        lambda leaf: (
+            tf.convert_to_tensor(leaf)
+            if isinstance(leaf, np.ndarray) and leaf.ndim
+            else leaf
+        ),
+        tree_of_arguments,
+    )
+
+
+def first_batch(arguments: Any) -> Any:
+    """The first tensor with an axis of rows; None if there is none."""
+    for leaf in tree.flatten(arguments):
+        if isinstance(leaf, TENSORS) and leaf.shape.rank:
+            return leaf
+    return None
+
+
+def has_rows(leaf: Any, first: Any) -> bool:
+    """Whether the first axis of a leaf is that of `first`."""
+    return (
+        isinstance(leaf, TENSORS)
+        and bool(leaf.shape.rank)
+        and leaf.shape[0] == first.shape[0]
+    )
+
+
+def count_rows(first: Any) -> Any:
+    """Rows of a batch, a scalar of type int32."""
+    if isinstance(first, tf.RaggedTensor):
+        return tf.cast(first.nrows(), tf.int32)
+    if isinstance(first, tf.SparseTensor):
+        return tf.cast(first.dense_shape[0], tf.int32)
+    return tf.shape(first)[0]
+
+
+def bounds_of(rows: Any, replicas: int) -> list[Any]:
+    """Where each replica's rows begin, and where the last ones end.
+
+    Their values are hidden from tracing: what is cut by them has an unknown number
+    of rows, so that no other axis of the same length can be taken for rows.
+    """
+    return [
+        tf.compat.v1.placeholder_with_default(rows * index // replicas, [])
+        for index in range(replicas + 1)
+    ]
+
+
+def cut(call: Call, leaf: Any, index: int) -> Any:
+    """A replica's rows of a leaf, and of its mask."""
+    begin, end = call.bounds[index], call.bounds[index + 1]
+    if isinstance(leaf, tf.SparseTensor):
+        return _cut_sparse(leaf, begin, end)
+    part = leaf[begin:end]
+    if isinstance(leaf, tf.Tensor):
+        own = call.own_fixed(index) if call.plan.fixed_rows else None
+        part.set_shape([own, *leaf.shape[1:]])
+        mask = get_mask(leaf)
+        if mask is not None:
+            set_mask(part, mask[begin:end])
+    return part
+
+
+def _cut_sparse(leaf: Any, begin: Any, end: Any) -> Any:
+    begin, end = tf.cast(begin, tf.int64), tf.cast(end, tf.int64)
+    rows = leaf.indices[:, 0]
+    kept = tf.logical_and(rows >= begin, rows < end)
+    indices = tf.boolean_mask(leaf.indices, kept)
+    first = tf.concat([[begin], tf.zeros([leaf.shape.rank - 1], tf.int64)], 0)
+    shape = tf.concat([[end - begin], leaf.dense_shape[1:]], 0)
+    part = tf.SparseTensor(indices - first, tf.boolean_mask(leaf.values, kept), shape)
+    part.set_shape([None, *leaf.shape[1:]])
+    return part
+
+
+def join(call: Call, parts: tuple[Any, ...], number: int) -> Any:
+    """The parts of one output, one after the other, and their masks.
+
+    What has no axis of rows is the same in all replicas: that of the first.
+    """
+    first = parts[0]
+    if (
+        not isinstance(first, TENSORS)
+        or first.shape.rank == 0
+        or number in call.plan.whole_outputs
+    ):
+        return first
+    with tf.device(call.placement.devices[0]):
+        if isinstance(first, tf.SparseTensor):
+            return tf.sparse.concat(0, list(parts))
+        whole = tf.concat(parts, 0)
+        if isinstance(first, tf.RaggedTensor):
+            return whole
+        _keep_shape(call, whole, first)
+        mask = get_mask(first)
+        if mask is not None:
+            set_mask(whole, tf.concat([get_mask(part) for part in parts], 0))
+    return whole
+
+
+def _keep_shape(call: Call, whole: Any, part: Any) -> None:
+    if part.shape.rank is not None:
+        whole.set_shape([None, *part.shape[1:]])
+        if call.fixed is not None and not tf.executing_eagerly():
+            # As many per row as there are in the first part, if that is known.
+            own = call.own_fixed(0)
+            if part.shape[0] is None or own in (0, None):
+                return
+            whole.set_shape([part.shape[0] // own * call.fixed, *part.shape[1:]])
+
+
+def gather(replica: Replica, part: Any, multiple: int) -> Any:
+    """All rows of a tensor, in a replica that has its own part of them."""
+    if not isinstance(part, tf.Tensor):
+        raise CannotMeet
+    whole = gather_values(replica, part, multiple)
+    mask = get_mask(part)
+    if mask is not None:
+        set_mask(whole, gather_values(replica, mask, multiple))
+    return whole
+
+
+def gather_values(replica: Replica, part: Any, multiple: int) -> Any:
+    """`gather` without the mask."""
+    call = replica.call
+    dtype = part.dtype
+    summed_as = _SUMMED_AS.get(dtype, dtype)
+    if summed_as not in _SUMMED:
+        raise CannotMeet
+    before = call.bounds[replica.index] * multiple
+    after = (call.rows - call.bounds[replica.index + 1]) * multiple
+    pad = [[before, after], *[[0, 0]] * (part.shape.rank - 1)]
+    (whole,) = sum_over_replicas(replica, [tf.pad(tf.cast(part, summed_as), pad)])
+    rows = call.fixed * multiple if call.fixed is not None else None
+    whole.set_shape([rows, *part.shape[1:]])
+    return tf.cast(whole, dtype)
+
+
+def own_part(replica: Replica, whole: Any, multiple: int) -> Any:
+    """A replica's rows of what was computed from all rows, and of its mask."""
+    call = replica.call
+    begin = call.bounds[replica.index] * multiple
+    end = call.bounds[replica.index + 1] * multiple
+    part = whole[begin:end]
+    if isinstance(part, tf.Tensor):
+        own = call.own_fixed(replica.index) if call.plan.fixed_rows else None
+        part.set_shape([None if own is None else own * multiple, *whole.shape[1:]])
+        mask = get_mask(whole)
+        if mask is not None:
+            set_mask(part, mask[begin:end])
+    return part

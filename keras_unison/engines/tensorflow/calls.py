@@ -1,0 +1,192 @@
+"""A layer call of a step, divided over the devices."""
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from keras_unison import _keras
+from keras_unison.engines.layer_calls import handling
+from keras_unison.engines.tensorflow.batch import (
+    Call,
+    as_tensors,
+    bounds_of,
+    count_rows,
+    cut,
+    first_batch,
+    has_rows,
+    join,
+)
+from keras_unison.engines.tensorflow.compiled import compiled
+from keras_unison.engines.tensorflow.gathered import call_within
+from keras_unison.engines.tensorflow.parts import remember
+from keras_unison.engines.tensorflow.placement import Placement
+from keras_unison.engines.tensorflow.plan import Plan
+from keras_unison.engines.tensorflow.replicas import Replica, within
+from keras_unison.engines.tensorflow.scope import ReplicaScope
+
+_sites = itertools.count(1)
+
+Original = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a replica computed.
+
+    Attributes:
+        outputs: Its part of the outputs.
+        updates: The variables that it changed, with their new values.
+        losses: The losses that its layers added.
+        whole: Of each loss, whether it was computed from all rows.
+    """
+
+    outputs: Any
+    updates: list[tuple[Any, Any]]
+    losses: list[Any]
+    whole: list[bool]
+
+
+def is_divisible(layer: Any, args: Any, kwargs: Any) -> bool:
+    """Whether this is a call of a layer on a batch."""
+    if not isinstance(layer, keras.layers.Layer):
+        return False
+    leaves = tree.flatten((args, kwargs))
+    if any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
+        return False
+    return first_batch((args, kwargs)) is not None
+
+
+def call_whole(original: Original, layer: Any, args: Any, kwargs: Any) -> Any:
+    """The call as one device makes it."""
+    with handling(None), within(None):
+        return original(layer, *args, **kwargs)
+
+
+def call_divided(
+    original: Original,
+    layer: Any,
+    args: Any,
+    kwargs: Any,
+    *,
+    placement: Placement,
+    plan: Plan,
+    exact_draws: bool = True,
+    jit: bool = False,
+    seen: dict[Any, list[Any]] | None = None,
+) -> Any:
+    """The call in parts: each device computes its rows.
+
+    Args:
+        original: Keras's own call.
+        layer: The layer.
+        args: Its arguments, for all rows.
+        kwargs: Its arguments by name.
+        placement: The devices.
+        plan: How the call is divided.
+        exact_draws: Whether replicas make the draws of one device.
+        jit: Whether XLA compiles each replica's part.
+        seen: Where the lengths of first axes are noted.
+
+    Raises:
+        CannotMeet: A layer needs sums over replicas where there can be none.
+    """
+    arguments = as_tensors((args, kwargs))
+    first = first_batch(arguments)
+    rows = count_rows(first)
+    call = Call(
+        site=next(_sites),
+        placement=placement,
+        plan=plan,
+        exact_draws=exact_draws,
+        rows=rows,
+        bounds=bounds_of(rows, placement.size),
+        fixed=first.shape[0],
+        seen=seen,
+    )
+    results = [
+        _run(call, index, original, layer, arguments, first, jit)
+        for index in range(placement.size)
+    ]
+    for variable, value in results[0].updates:
+        variable.assign(value)
+    _keras.replace_losses(layer, list(_losses(call, results)))
+    parts = [tree.flatten(result.outputs) for result in results]
+    joined = []
+    for number, each in enumerate(zip(*parts, strict=True)):
+        joined.append(join(call, each, number))
+        if joined[-1] is not each[0]:
+            remember(joined[-1], each, call)
+    return tree.pack_sequence_as(results[0].outputs, joined)
+
+
+def _run(
+    call: Call,
+    index: int,
+    original: Original,
+    layer: Any,
+    arguments: Any,
+    first: Any,
+    jit: bool,
+) -> Result:
+    """One replica's part."""
+    device = call.placement.devices[index]
+    replica = Replica(index=index, device=device, call=call, compiled=jit)
+    with tf.device(device):
+        args, kwargs = tree.map_structure(
+            lambda leaf: cut(call, leaf, index) if has_rows(leaf, first) else leaf,
+            arguments,
+        )
+        values = [(v, tf.identity(v.value)) for v in layer.variables]
+        run = functools.partial(_compute, replica, original, layer)
+        if jit:
+            run = functools.partial(compiled, run)
+        return run(values, args, kwargs)
+
+
+def _compute(
+    replica: Replica,
+    original: Original,
+    layer: Any,
+    values: list[tuple[Any, Any]],
+    args: Any,
+    kwargs: Any,
+) -> Result:
+    handler = functools.partial(call_within, replica)
+    with ReplicaScope(values) as scope, within(replica), handling(handler):
+        replica.scope = scope
+        replica.path.append((id(layer), 0))
+        outputs = original(layer, *args, **kwargs)
+        return Result(
+            outputs=outputs,
+            updates=scope.updates(),
+            losses=list(scope.losses),
+            whole=[id(loss) in scope.whole_losses for loss in scope.losses],
+        )
+
+
+def _losses(call: Call, results: list[Result]) -> Any:
+    """The losses that the layers added, as for all rows.
+
+    One that was computed from all rows is the same in each replica. One of the own
+    rows is a mean over them, as Keras's activity regularizers are.
+    """
+    for number, whole in enumerate(results[0].whole):
+        each = [result.losses[number] for result in results]
+        if whole:
+            yield tf.add_n(each) / len(each)
+            continue
+        shares = [_share(call, index, loss) for index, loss in enumerate(each)]
+        yield tf.add_n(shares)
+
+
+def _share(call: Call, index: int, loss: Any) -> Any:
+    own = tf.cast(call.own_rows(index), loss.dtype)
+    # The mean over no rows is no number.
+    loss = tf.where(own > 0, loss, tf.zeros_like(loss))
+    return loss * own / tf.cast(call.rows, loss.dtype)

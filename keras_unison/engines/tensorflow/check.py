@@ -1,0 +1,148 @@
+"""The check before the first step: a divided call against a whole one.
+
+Which operations mix rows, keep state from data or add losses that are no mean over
+rows cannot be told from their classes. So a call that is not known to be row by row
+is made twice on a few random rows, in the mode of the step and without changing
+anything: in parts over the devices, and whole on one. Where they differ, the
+operations are looked for that make them equal when they run on all rows.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_unison.engines.row_layers import (
+    is_known,
+    keeps_rows_between_batches,
+    operations_in,
+)
+from keras_unison.engines.search import smallest
+from keras_unison.engines.tensorflow.batch import as_tensors, first_batch
+from keras_unison.engines.tensorflow.calls import Original
+from keras_unison.engines.tensorflow.plan import WHOLE, Plan
+from keras_unison.engines.tensorflow.replicas import Replicas
+from keras_unison.engines.tensorflow.samples import (
+    how_many,
+    moved_weights,
+    random_rows,
+)
+from keras_unison.engines.tensorflow.trial import Trial, Undividable, same
+
+
+def find_plan(
+    original: Original, layer: Any, args: Any, kwargs: Any, replicas: Replicas
+) -> Plan:
+    """How a layer call is divided with the results of one device.
+
+    Args:
+        original: Keras's own call.
+        layer: The layer.
+        args: Its arguments for a batch.
+        kwargs: Its arguments by name.
+        replicas: Where it is divided.
+
+    Returns:
+        The plan. Where nothing helps it is the whole call on one device, for which
+        a warning is given.
+    """
+    operations = operations_in(layer)
+    stateful = tuple(o for o in operations if keeps_rows_between_batches(o))
+    doubted = [o for o in operations if not is_known(o)]
+    if not doubted:
+        return Plan(gathered=stateful)
+    try:
+        with tf.init_scope():
+            trial = _trial(original, layer, as_tensors((args, kwargs)), replicas)
+            return _locate(trial, stateful, doubted)
+    except Undividable as error:
+        warn_whole(layer, str(error), replicas)
+        return WHOLE
+
+
+def warn_whole(layer: Any, reason: str, replicas: Replicas) -> None:
+    """Says once that the first device computes a call alone, and why."""
+    replicas.once.warn(
+        f"{id(layer)} {reason}",
+        f"The layer {layer.name!r} ({type(layer).__name__}) is not divided over "
+        f"{replicas.placement.size} devices, because {reason}. The first device "
+        "computes it for the whole batch. Results are right.",
+    )
+
+
+def _trial(original: Original, layer: Any, arguments: Any, replicas: Replicas) -> Trial:
+    """The whole call on a few rows, with values that are all numbers if possible."""
+    first = first_batch(arguments)
+    rows = _fixed_rows(layer) or how_many(layer, arguments, replicas.placement.size)
+    failure: Exception | None = None
+    # A layer may take no other number of rows than the batch has.
+    for count in [rows, first.shape[0]]:
+        if count is None:
+            continue
+        try:
+            return _first_finite(original, layer, arguments, replicas, count)
+        except Undividable:
+            raise
+        except Exception as error:  # noqa: BLE001 - a user's layer raises anything
+            failure = failure or error
+    raise Undividable(
+        f"it cannot be tried on {rows} random rows ({_first_line(failure)})"
+    )
+
+
+def _first_finite(
+    original: Original, layer: Any, arguments: Any, replicas: Replicas, rows: int
+) -> Trial:
+    """The first way to choose values in which all results are numbers, or the last."""
+    first = first_batch(arguments)
+    for positive, moved in ((False, True), (True, True), (True, False)):
+        trial = Trial(
+            original=original,
+            layer=layer,
+            arguments=random_rows(arguments, first, rows, positive),
+            rows=rows,
+            replicas=replicas,
+            weights=moved_weights(layer.variables) if moved else [],
+        )
+        if trial.run_whole().is_finite():
+            break
+    return trial
+
+
+def _fixed_rows(layer: Any) -> int | None:
+    """The one number of rows that a functional model takes, if it is made so."""
+    inputs = getattr(layer, "inputs", None) or ()
+    return next((i.shape[0] for i in inputs if i.shape and i.shape[0]), None)
+
+
+def _locate(trial: Trial, stateful: tuple[Any, ...], doubted: list[Any]) -> Plan:
+    looked = _look(trial, stateful)
+    draws = any("draw" in place for place in trial.multiples)
+    if not draws and same(trial.expected, looked):
+        return trial.plan(stateful)
+    if not trial.differs(stateful):
+        return trial.plan(stateful)
+    every = [o for o in doubted if o is not trial.layer]
+    inner = [
+        o for o in every if not any(a is b for a in operations_in(o)[1:] for b in every)
+    ]
+    found = smallest(inner, every, lambda some: trial.differs((*stateful, *some)))
+    if found is None:
+        raise Undividable("its rows depend on each other in a way that no layer holds")
+    return trial.plan((*stateful, *found))
+
+
+def _look(trial: Trial, stateful: tuple[Any, ...]) -> Any:
+    """Calls it in parts for the first time, which it may not be able to stand."""
+    failure: Exception | None = None
+    for fixed_rows in (False, True):
+        trial.fixed_rows = fixed_rows
+        try:
+            return trial.run_divided(stateful, look=True)
+        except Exception as error:  # noqa: BLE001 - a user's layer raises anything
+            failure = error
+    raise Undividable(f"it fails on a part of a batch ({_first_line(failure)})")
+
+
+def _first_line(error: Exception | None) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}"

@@ -1,0 +1,34 @@
+"""How one layer call is divided."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How a layer call is divided over the devices.
+
+    Attributes:
+        divided: False computes all of it on the first device.
+        gathered: Operations that run on all rows in every replica.
+        multiples: For first axes that were seen before the first step, how many
+            times the rows of the batch they are; 0 for an axis that is none of
+            rows. By place: see `places.py`.
+        fixed_rows: Replicas are told the number of their rows while they are
+            traced, because the layer asks for it.
+        whole_outputs: Outputs of the call, by number, that have no axis of rows.
+    """
+
+    divided: bool = True
+    gathered: tuple[Any, ...] = ()
+    multiples: Mapping[Any, int] = field(default_factory=dict)
+    fixed_rows: bool = False
+    whole_outputs: frozenset[int] = frozenset()
+
+    def gathers(self, operation: Any) -> bool:
+        """Whether this operation runs on all rows."""
+        return any(operation is other for other in self.gathered)
+
+
+WHOLE = Plan(divided=False)

@@ -1,0 +1,106 @@
+"""What the engine knows of each model that it runs, and of a step in progress."""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from keras_unison.engines.once import Once
+from keras_unison.engines.tensorflow.placement import Placement
+from keras_unison.engines.tensorflow.plan import Plan
+
+
+@dataclass(slots=True, kw_only=True)
+class Replicas:
+    """A model's devices, and what was found out about its layer calls.
+
+    Attributes:
+        placement: Where the model runs.
+        exact_draws: Whether replicas make the draws of one device.
+        plans: How each of its layer calls is divided.
+        once: What a warning was given for.
+    """
+
+    placement: Placement
+    exact_draws: bool = True
+    plans: dict[Any, Plan] = field(default_factory=dict)
+    once: Once = field(default_factory=Once)
+
+
+# Kept here and not on the models: what Keras saves, it finds by walking the
+# attributes of the model.
+_replicas: "weakref.WeakKeyDictionary[Any, Replicas]" = weakref.WeakKeyDictionary()
+
+
+def set_replicas(model: Any, replicas: Replicas) -> None:
+    """Places `model` anew; it becomes the newest."""
+    _replicas.pop(model, None)
+    _replicas[model] = replicas
+
+
+def replicas_of(model: Any) -> Replicas:
+    """The record of a model that the engine runs."""
+    return _replicas[model]
+
+
+def find_replicas(model: Any) -> Replicas | None:
+    """The record of a model; None for a plain one."""
+    return _replicas.get(model)
+
+
+def drop_replicas(model: Any) -> None:
+    """Forgets a model."""
+    _replicas.pop(model, None)
+
+
+def newest_replicas() -> Replicas | None:
+    """The record of the model that was placed last; None if there is none."""
+    found = list(_replicas.values())
+    return found[-1] if found else None
+
+
+@dataclass(slots=True, kw_only=True)
+class Replica:
+    """One device's part of a layer call that is divided.
+
+    Attributes:
+        index: Which of the devices.
+        device: TensorFlow's name of it.
+        call: What it shares with the others.
+        compiled: Whether XLA compiles it, which leaves no sums with others.
+        sums: How many sums it has made with the others.
+        calls: How many calls each operation has had in it, by identity.
+        path: The operations being called, innermost last: identity and number.
+        draws: How many draws each call has made.
+        scope: Where the changes of variables and the losses go.
+    """
+
+    index: int
+    device: str
+    call: Any
+    compiled: bool = False
+    sums: int = 0
+    calls: dict[int, int] = field(default_factory=dict)
+    path: list[tuple[int, int]] = field(default_factory=list)
+    draws: dict[Any, int] = field(default_factory=dict)
+    scope: Any = None
+
+
+_current: ContextVar[Replica | None] = ContextVar("keras_unison_replica", default=None)
+
+
+def current_replica() -> Replica | None:
+    """The replica whose part is being computed; None outside, and on all rows."""
+    return _current.get()
+
+
+@contextmanager
+def within(replica: Replica | None) -> Iterator[None]:
+    """Within this context `current_replica()` is this one."""
+    token = _current.set(replica)
+    try:
+        yield
+    finally:
+        _current.reset(token)

@@ -1,0 +1,151 @@
+"""A step in progress: each of its layer calls is divided by its plan."""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from keras import tree
+
+from keras_unison import _keras
+from keras_unison.engines.layer_calls import handling
+from keras_unison.engines.tensorflow.calls import (
+    Original,
+    call_divided,
+    call_whole,
+    is_divisible,
+)
+from keras_unison.engines.tensorflow.check import find_plan, warn_whole
+from keras_unison.engines.tensorflow.parts import remembering_parts
+from keras_unison.engines.tensorflow.plan import Plan
+from keras_unison.engines.tensorflow.replicas import (
+    Replicas,
+    current_replica,
+    find_replicas,
+    newest_replicas,
+)
+from keras_unison.engines.tensorflow.sums import CannotMeet
+from keras_unison.engines.tensorflow.weights import spread
+
+
+def divided_step(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with its layer calls on the devices of parallel models.
+
+    A layer that is no parallel model itself runs on the devices of the newest one.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        replicas = newest_replicas()
+        if replicas is None:
+            return function(*args, **kwargs)
+        with dividing(replicas):
+            return function(*args, **kwargs)
+
+    return run
+
+
+@contextmanager
+def dividing(replicas: Replicas, jit: bool = False) -> Iterator[None]:
+    """Within this context layer calls are divided, as in a step of a model."""
+    if current_replica() is not None:
+        # A step inside of a layer call: its rows are divided already.
+        yield
+        return
+    with remembering_parts(), handling(functools.partial(_call, replicas, jit)):
+        yield
+
+
+def _call(
+    replicas: Replicas,
+    jit: bool,
+    original: Original,
+    layer: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """One outermost layer call."""
+    replicas = find_replicas(layer) or replicas
+    if not is_divisible(layer, args, kwargs):
+        return call_whole(original, layer, args, kwargs)
+    if not _keras.is_built(layer):
+        with handling(None):
+            _keras.build_by_call(original, layer, (args, kwargs))
+        spread(layer, replicas.placement)
+    plan = _plan(replicas, original, layer, args, kwargs)
+    if plan.divided:
+        try:
+            return _divided(replicas, plan, jit, original, layer, args, kwargs)
+        except CannotMeet:
+            pass
+        warn_whole(layer, _why_not(), replicas)
+    return call_whole(original, layer, args, kwargs)
+
+
+def _divided(
+    replicas: Replicas,
+    plan: Plan,
+    jit: bool,
+    original: Original,
+    layer: Any,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    def call(jit: bool) -> Any:
+        return call_divided(
+            original,
+            layer,
+            args,
+            kwargs,
+            placement=replicas.placement,
+            plan=plan,
+            exact_draws=replicas.exact_draws,
+            jit=jit,
+        )
+
+    if not jit:
+        return call(False)
+    try:
+        return call(True)
+    except CannotMeet:
+        replicas.once.warn(
+            f"{id(layer)} jit",
+            f"The layer {layer.name!r} is not compiled by XLA: replicas exchange sums "
+            "inside of it, for BatchNormalization or a layer that mixes rows, which "
+            "XLA cannot compile. Results are right. Pass jit_compile=False to "
+            "`compile` to say so yourself.",
+        )
+        return call(False)
+
+
+def _why_not() -> str:
+    if tf.executing_eagerly():
+        return (
+            "replicas exchange sums inside of it, for BatchNormalization or a layer "
+            "that mixes rows, and in eager mode they run one after the other"
+        )
+    return "it mixes rows of strings, or of ragged or sparse tensors"
+
+
+def _plan(
+    replicas: Replicas, original: Original, layer: Any, args: Any, kwargs: Any
+) -> Plan:
+    key = (id(layer), _signature(args, kwargs))
+    if key not in replicas.plans:
+        replicas.plans[key] = find_plan(original, layer, args, kwargs, replicas)
+    return replicas.plans[key]
+
+
+def _signature(args: Any, kwargs: Any) -> Any:
+    """What a plan depends on: all of the arguments but values and lengths."""
+
+    def describe(leaf: Any) -> Any:
+        shape = getattr(leaf, "shape", None)
+        if shape is None:
+            return repr(leaf)
+        rank = getattr(shape, "rank", len(shape) if shape is not None else None)
+        return type(leaf).__name__, str(leaf.dtype), rank
+
+    leaves = tree.flatten((args, kwargs))
+    names = tuple(sorted(kwargs))
+    return names, tuple(describe(leaf) for leaf in leaves)

@@ -1,0 +1,217 @@
+"""A layer call on a few rows, made whole and in parts, and compared."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras import tree
+
+from keras_unison.engines.tensorflow.calls import Original, call_divided, call_whole
+from keras_unison.engines.tensorflow.places import multiples
+from keras_unison.engines.tensorflow.plan import Plan
+from keras_unison.engines.tensorflow.replicas import Replicas
+from keras_unison.engines.tensorflow.samples import floats_of, is_finite
+from keras_unison.engines.tensorflow.scope import ReplicaScope
+from keras_unison.engines.tensorflow.sums import CannotMeet
+
+# Difference, relative to the largest value, from which two calls are not the same.
+_TOLERANCE = 1e-4
+_TOLERANCES = {"float16": 1e-2, "bfloat16": 5e-2}
+
+_DRAWS = (
+    "RandomUniform",
+    "RandomUniformInt",
+    "RandomStandardNormal",
+    "TruncatedNormal",
+    "ParameterizedTruncatedNormal",
+    "RandomShuffle",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "Multinomial",
+)
+
+
+class Undividable(Exception):
+    """A layer call that cannot be divided; says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """What a call computed, as arrays.
+
+    Attributes:
+        outputs: Its outputs.
+        loss: The sum of the losses that its layers added.
+        updates: New values of the variables it changed, by identity.
+        tolerance: How exact the outputs can be.
+    """
+
+    outputs: list[Any]
+    loss: Any
+    updates: dict[int, Any]
+    tolerance: float
+
+    def is_finite(self) -> bool:
+        """Whether all of it is numbers."""
+        return is_finite([*self.outputs, self.loss, *self.updates.values()])
+
+
+@dataclass(slots=True, kw_only=True)
+class Trial:
+    """A call on a few rows.
+
+    Attributes:
+        original: Keras's own call.
+        layer: The layer.
+        arguments: Its arguments.
+        rows: How many rows these have.
+        replicas: Where it is divided.
+        weights: Weights that have other values here.
+        fixed_rows: Whether replicas are told the number of their rows.
+        expected: What the whole call computed.
+        multiples: What is known of first axes.
+    """
+
+    original: Original
+    layer: Any
+    arguments: Any
+    rows: int
+    replicas: Replicas
+    weights: list[tuple[Any, Any]]
+    fixed_rows: bool = False
+    expected: Values = field(init=False)
+    multiples: dict[Any, int] = field(default_factory=dict)
+
+    def run_whole(self) -> Values:
+        """Makes the whole call, whose results the divided one must have."""
+        self.expected, _ = self._run(
+            lambda: call_whole(self.original, self.layer, *self.arguments), watch=True
+        )
+        return self.expected
+
+    def run_divided(self, gathered: tuple[Any, ...], look: bool = False) -> Values:
+        """Makes the call in parts.
+
+        Args:
+            gathered: Operations that run on all rows.
+            look: Only look at first axes: draws are not those of one device.
+        """
+        seen: dict[Any, list[Any]] | None = {} if look else None
+        found, lengths = self._run(
+            lambda: call_divided(
+                self.original,
+                self.layer,
+                *self.arguments,
+                placement=self.replicas.placement,
+                plan=self.plan(gathered),
+                exact_draws=self.replicas.exact_draws,
+                seen=seen,
+            ),
+            seen=seen,
+        )
+        if look:
+            size = self.replicas.placement.size
+            bounds = [self.rows * index // size for index in range(size + 1)]
+            own = [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)]
+            self.multiples = multiples(lengths, own)
+        return found
+
+    def differs(self, gathered: tuple[Any, ...]) -> bool:
+        """Whether the call in parts computes something else."""
+        try:
+            return not same(self.expected, self.run_divided(gathered))
+        except CannotMeet:
+            return True
+
+    def plan(self, gathered: tuple[Any, ...]) -> Plan:
+        """The plan in which these operations run on all rows."""
+        without = {
+            number
+            for number, output in enumerate(self.expected.outputs)
+            if output.ndim and output.shape[0] % self.rows
+        }
+        return Plan(
+            gathered=gathered,
+            multiples=self.multiples,
+            fixed_rows=self.fixed_rows,
+            whole_outputs=frozenset(without),
+        )
+
+    def _run(
+        self,
+        call: Callable[[], Any],
+        watch: bool = False,
+        seen: dict[Any, list[Any]] | None = None,
+    ) -> tuple[Values, dict[Any, list[int]]]:
+        """Traces and runs a call that changes nothing."""
+        kept: list[Any] = []
+
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+        def traced() -> Any:
+            with ReplicaScope(self.weights) as scope:
+                outputs = [_dense(leaf) for leaf in tree.flatten(call())]
+                outputs = [leaf for leaf in outputs if isinstance(leaf, tf.Tensor)]
+                loss = sum(
+                    (tf.cast(tf.reduce_sum(x), tf.float32) for x in scope.losses),
+                    tf.zeros([]),
+                )
+                updates = scope.updates()
+            kept.append(([id(variable) for variable, _ in updates], dict(seen or {})))
+            values = [value for _, value in updates]
+            return outputs, loss, values, list((seen or {}).values())
+
+        concrete = traced.get_concrete_function()
+        if watch:
+            _refuse_side_effects(concrete.graph.as_graph_def())
+        outputs, loss, updates, lengths = concrete()
+        changed, places = kept[-1]
+        kinds = {output.dtype.name for output in outputs}
+        return Values(
+            outputs=floats_of(outputs),
+            loss=loss.numpy(),
+            updates=dict(zip(changed, floats_of(updates), strict=True)),
+            tolerance=max([_TOLERANCES.get(kind, _TOLERANCE) for kind in kinds] or [0]),
+        ), {
+            place: [int(length) for length in found]
+            for place, found in zip(places, lengths, strict=True)
+        }
+
+
+def _dense(leaf: Any) -> Any:
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf.to_tensor()
+    return tf.sparse.to_dense(leaf) if isinstance(leaf, tf.SparseTensor) else leaf
+
+
+def _refuse_side_effects(graph: Any) -> None:
+    kinds = {node.op for node in graph.node}
+    kinds |= {
+        node.op for function in graph.library.function for node in function.node_def
+    }
+    if any(kind.startswith(("Assign", "ResourceScatter")) for kind in kinds):
+        raise Undividable("it assigns a tf.Variable, once in each part")
+    if kinds & set(_DRAWS):
+        raise Undividable("it draws by tf.random, which no part can repeat")
+
+
+def same(one: Values, other: Values) -> bool:
+    """Whether two calls computed the same."""
+    if len(one.outputs) != len(other.outputs) or set(one.updates) != set(other.updates):
+        return False
+    pairs = [*zip(one.outputs, other.outputs, strict=True), (one.loss, other.loss)]
+    pairs += [(value, other.updates[key]) for key, value in one.updates.items()]
+    return all(_close(a, b, one.tolerance or _TOLERANCE) for a, b in pairs)
+
+
+def _close(a: Any, b: Any, tolerance: float) -> bool:
+    if a.shape != b.shape:
+        return False
+    if not np.issubdtype(a.dtype, np.number) or a.size == 0:
+        return bool((a == b).all())
+    finite = a[np.isfinite(a)]
+    largest = np.abs(finite).max() if finite.size else 0.0
+    return bool(
+        np.allclose(a, b, rtol=0, atol=tolerance * largest + 1e-7, equal_nan=True)
+    )
