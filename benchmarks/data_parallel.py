@@ -1,14 +1,20 @@
-"""Data parallel training against plain Keras and keras.distribution, as ratios.
+"""Data parallel training against plain Keras and what the backend offers, as ratios.
 
-    python benchmarks/data_parallel.py              # everything, about 8 minutes
+    python benchmarks/data_parallel.py              # JAX, about 8 minutes
+    python benchmarks/data_parallel.py --backend tensorflow
     python benchmarks/data_parallel.py --models cnn --rounds 3
 
 Each comparison runs in one process, which trains the variants in turn and in
 changing order, so that whatever else the machine does meets all of them. A
 variant stands twice in its comparison: the ratio of the two is the noise. Peak
-memory is that of processes that train one variant only. Simulated devices share
-the cores of the machine, so that a ratio says what the method costs, and nothing
-about the speed of real devices.
+memory and the first step are those of processes that train one variant only; the
+time of the first step is what the first epoch took longer than a later one:
+tracing, compiling, and all else that is done once.
+
+Simulated devices share the cores of the machine, so that a ratio says what the
+method costs, and nothing about the speed of real devices. TensorFlow has one pool
+of threads for all of them: a plain model beside two simulated devices runs on the
+first, with all of the machine's cores, so that "plain on the same cores" is fair.
 """
 
 import argparse
@@ -20,21 +26,44 @@ import statistics
 import subprocess
 import sys
 import time
-from importlib.metadata import version
+from contextlib import nullcontext
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 MODELS = ("cnn", "mlp", "transformer")
-STEPS = 5
+# Steps of an epoch. MirroredStrategy begins each with a tenth of a second of its own,
+# which many steps share in real training.
+STEPS = {"jax": 5, "tensorflow": 20}
 
-# Variants of each comparison; the first is what the others are compared with,
-# the second is the same again.
+# By backend: number of devices and the two variants of each comparison.
 COMPARISONS = {
-    "one device: plain Keras / wrapped": (1, ("plain", "plain", "unison")),
-    "two devices: keras.distribution / wrapped": (
-        2,
-        ("distribution", "distribution", "unison"),
-    ),
+    "jax": {
+        "one device: plain Keras / wrapped": (1, "plain", "unison"),
+        "two devices: keras.distribution / wrapped": (2, "distribution", "unison"),
+    },
+    "tensorflow": {
+        "one device: plain Keras / wrapped": (1, "plain", "unison"),
+        "two devices: tf.distribute.MirroredStrategy / wrapped": (
+            2,
+            "mirrored",
+            "unison",
+        ),
+        "two devices against plain Keras on the same cores: plain / wrapped": (
+            2,
+            "plain",
+            "unison",
+        ),
+    },
 }
+COLUMNS = (
+    "comparison",
+    "model",
+    "ms a step",
+    "ratio (quartiles)",
+    "noise",
+    "first step, s",
+    "peak GiB",
+)
 
 
 # --- what is trained --------------------------------------------------------
@@ -106,68 +135,81 @@ def make_data(name, rows):
 # --- one variant ------------------------------------------------------------
 
 
-class Variant:
-    """A model that trains in one way, ready to be timed."""
-
-    def __init__(self, kind, name, devices):
+def scope(kind, devices):
+    """What a variant is built, compiled and trained in."""
+    if kind == "distribution":
         import keras
 
         import keras_unison as ku
 
-        self.distribution = None
-        if kind == "distribution":
-            names = [device.name for device in ku.devices()[:devices]]
-            self.distribution = keras.distribution.DataParallel(devices=names)
-        keras.distribution.set_distribution(self.distribution)
-        keras.utils.set_random_seed(0)
-        self.model, batch_size, loss = build(name)
-        self.batch_size = batch_size
-        if kind == "unison":
-            ku.DataParallel(self.model, devices=devices)
-        self.model.compile("adam", loss)
-        self.x, self.y = make_data(name, STEPS * batch_size)
-        keras.distribution.set_distribution(None)
-        self.seconds()
+        names = [device.name for device in ku.devices()[:devices]]
+        return keras.distribution.DataParallel(devices=names).scope
+    if kind == "mirrored":
+        import tensorflow as tf
 
-    def seconds(self):
-        """Trains for some steps; returns seconds per step."""
+        names = [f"CPU:{index}" for index in range(devices)]
+        return tf.distribute.MirroredStrategy(names).scope
+    return nullcontext
+
+
+class Variant:
+    """A model that trains in one way, ready to be timed."""
+
+    def __init__(self, kind, name, devices, steps):
         import keras
 
-        keras.distribution.set_distribution(self.distribution)
-        began = time.perf_counter()
-        self.model.fit(
-            self.x, self.y, batch_size=self.batch_size, shuffle=False, verbose=0
-        )
-        passed = time.perf_counter() - began
-        keras.distribution.set_distribution(None)
-        return passed / STEPS
+        import keras_unison as ku
+
+        self.scope = scope(kind, devices)
+        with self.scope():
+            keras.utils.set_random_seed(0)
+            self.model, self.batch_size, loss = build(name)
+            if kind == "unison":
+                ku.DataParallel(self.model, devices=devices)
+            self.model.compile("adam", loss)
+        self.x, self.y = make_data(name, steps * self.batch_size)
+        self.first = self.seconds()
+
+    def seconds(self):
+        """Trains for an epoch; returns how long it took."""
+        with self.scope():
+            began = time.perf_counter()
+            self.model.fit(
+                self.x, self.y, batch_size=self.batch_size, shuffle=False, verbose=0
+            )
+            return time.perf_counter() - began
 
 
 def child(arguments):
     """What one process does: prints the times and its peak memory as JSON."""
-    kinds = arguments.child.split(",")
-    variants = [Variant(kind, arguments.model, arguments.devices) for kind in kinds]
+    built = (arguments.model, arguments.devices, arguments.steps)
+    variants = [Variant(kind, *built) for kind in arguments.child.split(",")]
     times = [[] for _ in variants]
     for number in range(arguments.rounds):
         order = list(range(len(variants)))
         for index in order[number % len(order) :] + order[: number % len(order)]:
             times[index].append(variants[index].seconds())
+    first = [
+        variant.first - statistics.median(later)
+        for variant, later in zip(variants, times, strict=True)
+    ]
     # Linux counts it in kilobytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
-    print(json.dumps({"times": times, "peak_gib": peak}))
+    print(json.dumps({"times": times, "first": first, "peak_gib": peak}))
 
 
 # --- all of them ------------------------------------------------------------
 
 
-def run(kinds, model, devices, rounds):
+def run(backend, kinds, model, devices, rounds):
     """Runs variants in a process of their own."""
-    environment = dict(os.environ, KERAS_BACKEND="jax", TF_CPP_MIN_LOG_LEVEL="2")
+    environment = dict(os.environ, KERAS_BACKEND=backend, TF_CPP_MIN_LOG_LEVEL="2")
     environment.pop("KERAS_UNISON_SIMULATE", None)
     if devices > 1:
         environment["KERAS_UNISON_SIMULATE"] = str(devices)
     command = [sys.executable, __file__, "--child", ",".join(kinds)]
-    command += ["--model", model, "--devices", str(devices), "--rounds", str(rounds)]
+    command += ["--model", model, "--devices", str(devices)]
+    command += ["--rounds", str(rounds), "--steps", str(STEPS[backend])]
     found = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=1800
     )
@@ -183,28 +225,37 @@ def ratios(reference, other):
     return statistics.median(pairs), low, high
 
 
-def report(models, rounds):
+def report(backend, models, rounds):
     """Prints the table."""
     python = platform.python_version()
-    print(f"Keras {version('keras')}, JAX {version('jax')}, Python {python}")
-    print(f"{processor()}, {os.cpu_count()} cores, {rounds} rounds of {STEPS} steps\n")
-    print("| comparison | model | ms a step | ratio (quartiles) | noise | peak GiB |")
-    print("|---|---|---|---|---|---|")
-    for title, (devices, kinds) in COMPARISONS.items():
+    installed = version(packages_distributions()[backend][0])
+    print(f"Keras {version('keras')}, {backend} {installed}, Python {python}")
+    print(f"{processor()}, {os.cpu_count()} cores")
+    print(f"{rounds} rounds of {STEPS[backend]} steps\n")
+    print(f"| {' | '.join(COLUMNS)} |")
+    print("|---" * len(COLUMNS) + "|")
+    for title, (devices, *kinds) in COMPARISONS[backend].items():
         for model in models:
-            found = run(kinds, model, devices, rounds)
-            reference, again, other = found["times"]
-            ratio, low, high = ratios(reference, other)
-            noise, noise_low, noise_high = ratios(reference, again)
-            one, many = statistics.median(reference), statistics.median(other)
-            peaks = [run([k], model, devices, 1)["peak_gib"] for k in kinds[1:]]
-            print(
-                f"| {title} | {model} | {1000 * one:.0f} / {1000 * many:.0f} "
-                f"| **{ratio:.2f}** ({low:.2f} to {high:.2f}) "
-                f"| {noise:.2f} ({noise_low:.2f} to {noise_high:.2f}) "
-                f"| {peaks[0]:.2f} / {peaks[1]:.2f} |",
-                flush=True,
-            )
+            cells = measure(backend, kinds, model, devices, rounds)
+            print(f"| {' | '.join((title, model, *cells))} |", flush=True)
+
+
+def measure(backend, kinds, model, devices, rounds):
+    """The numbers of one row of the table, as text."""
+    one, other = kinds
+    found = run(backend, (one, one, other), model, devices, rounds)
+    reference, again, wrapped = found["times"]
+    alone = [run(backend, [kind], model, devices, 3) for kind in kinds]
+    epochs = [statistics.median(times) for times in (reference, wrapped)]
+    ratio, low, high = ratios(reference, wrapped)
+    noise, noise_low, noise_high = ratios(reference, again)
+    return (
+        " / ".join(f"{1000 * epoch / STEPS[backend]:.0f}" for epoch in epochs),
+        f"**{ratio:.2f}** ({low:.2f} to {high:.2f})",
+        f"{noise:.2f} ({noise_low:.2f} to {noise_high:.2f})",
+        " / ".join(f"{each['first'][0]:.1f}" for each in alone),
+        " / ".join(f"{each['peak_gib']:.2f}" for each in alone),
+    )
 
 
 def processor():
@@ -218,16 +269,18 @@ def processor():
 def main():
     """Measures, or does what one process of a measurement does."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", choices=COMPARISONS, default="jax")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--rounds", type=int, default=11, help="pairs, at least 9")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     parser.add_argument("--devices", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         child(arguments)
     else:
-        report(arguments.models, arguments.rounds)
+        report(arguments.backend, arguments.models, arguments.rounds)
 
 
 if __name__ == "__main__":

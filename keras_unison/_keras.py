@@ -81,6 +81,16 @@ def copy_mask(source: Any, target: Any) -> None:
         set_mask(target, mask)
 
 
+def get_logits(tensor: Any) -> Any:
+    """What an activation was computed from, which Keras keeps for crossentropies."""
+    return getattr(tensor, "_keras_logits", None)
+
+
+def set_logits(tensor: Any, logits: Any) -> None:
+    """Tells Keras what a tensor was computed from."""
+    tensor._keras_logits = logits
+
+
 # --- Keras's trainer on JAX -------------------------------------------------
 
 # The order of the parts of a training state, as `_get_jax_state` returns them.
@@ -282,6 +292,8 @@ def hook_values(values: Callable[..., Any]) -> None:
 
 def operations_of(layer: Any) -> list[Any]:
     """The layer, its layers at any depth, and the other nodes of its graphs."""
+    if not hasattr(layer, "_flatten_layers"):
+        return [layer]
     found: dict[int, Any] = {}
     for inner in layer._flatten_layers():
         found[id(inner)] = inner
@@ -316,6 +328,16 @@ def build_by_call(call: Callable[..., Any], layer: Any, arguments: Any) -> None:
 
     args, kwargs = tree.map_structure(symbolic, arguments)
     call(layer, *args, **kwargs)
+
+
+def computed_in(layer: Any) -> dict[int, str]:
+    """The type that each trainable weight is cast to, by identity of the weight."""
+    return {
+        id(variable): inner.compute_dtype
+        for inner in layer._flatten_layers()
+        for variable in inner._trainable_variables
+        if variable._autocast
+    }
 
 
 def is_built(layer: Any) -> bool:

@@ -167,7 +167,8 @@ def flat(tree: Any, name: str) -> Values:
 
 def as_array(value: Any) -> np.ndarray:
     """A number, array or variable in double precision."""
-    return np.asarray(getattr(value, "value", value), dtype="float64")
+    held = getattr(value, "value", value)
+    return np.asarray(value if callable(held) else held, dtype="float64")
 
 
 def compare(one: Values, many: Values, tolerance: float) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
-from keras_unison._keras import get_mask, set_mask
+from keras_unison._keras import get_logits, get_mask, set_logits, set_mask
 from keras_unison.engines.tensorflow.placement import Placement
 from keras_unison.engines.tensorflow.plan import Plan
 from keras_unison.engines.tensorflow.replicas import Replica
@@ -23,6 +23,7 @@ _SUMMED_AS = {
     tf.uint16: tf.int32,
     tf.uint32: tf.int64,
 }
+_ACTIVATIONS = {"Sigmoid": tf.sigmoid, "Softmax": tf.nn.softmax}
 _SUMMED = {
     tf.float32,
     tf.float64,
@@ -45,7 +46,9 @@ class Call:
         rows: Rows of the batch, a scalar.
         bounds: Where each replica's rows begin, and where the last ones end.
         fixed: Rows of the batch, where they are known while tracing.
+        graph: The graph in which it is made.
         seen: Where first axes are being looked at: by place, one per replica.
+        replicas: Its parts.
     """
 
     site: int
@@ -55,7 +58,9 @@ class Call:
     rows: Any
     bounds: list[Any]
     fixed: int | None
-    seen: dict[Any, list[Any]] | None = field(default=None)
+    graph: Any
+    seen: dict[Any, list[Any]] | None = None
+    replicas: list[Replica] = field(default_factory=list)
 
     def own_rows(self, index: int) -> Any:
         """How many rows a replica has, a scalar."""
@@ -151,26 +156,57 @@ def _cut_sparse(leaf: Any, begin: Any, end: Any) -> Any:
 def join(call: Call, parts: tuple[Any, ...], number: int) -> Any:
     """The parts of one output, one after the other, and their masks.
 
-    What has no axis of rows is the same in all replicas: that of the first.
+    What has no axis of rows is the same in all replicas.
     """
     first = parts[0]
-    if (
-        not isinstance(first, TENSORS)
-        or first.shape.rank == 0
-        or number in call.plan.whole_outputs
-    ):
+    if not isinstance(first, TENSORS):
         return first
     with tf.device(call.placement.devices[0]):
+        if first.shape.rank == 0 or number in call.plan.whole_outputs:
+            return _one_of(parts)
         if isinstance(first, tf.SparseTensor):
             return tf.sparse.concat(0, list(parts))
-        whole = tf.concat(parts, 0)
         if isinstance(first, tf.RaggedTensor):
-            return whole
-        _keep_shape(call, whole, first)
-        mask = get_mask(first)
-        if mask is not None:
-            set_mask(whole, tf.concat([get_mask(part) for part in parts], 0))
+            return tf.concat(parts, 0)
+        return _join_tensors(call, parts)
+
+
+def _one_of(parts: tuple[Any, ...]) -> Any:
+    """What all replicas computed alike, with a gradient that goes to all alike.
+
+    Each may have met the others on the way, which it does in the gradient again.
+    """
+    first = parts[0]
+    if not isinstance(first, tf.Tensor) or not first.dtype.is_floating:
+        return first
+    apart = [part - tf.stop_gradient(part) for part in parts]
+    return tf.stop_gradient(first) + tf.add_n(apart) / len(parts)
+
+
+def _join_tensors(call: Call, parts: tuple[Any, ...]) -> Any:
+    first = parts[0]
+    activation = _activation_of(parts)
+    if activation is None:
+        whole = tf.concat(parts, 0)
+    else:
+        whole = activation(tf.concat([part.op.inputs[0] for part in parts], 0))
+    _keep_shape(call, whole, first)
+    if get_mask(first) is not None:
+        set_mask(whole, tf.concat([get_mask(part) for part in parts], 0))
+    if get_logits(first) is not None:
+        set_logits(whole, tf.concat([get_logits(part) for part in parts], 0))
     return whole
+
+
+def _activation_of(parts: tuple[Any, ...]) -> Any:
+    """The activation that all parts come out of, for Keras's crossentropies.
+
+    They look for it behind the outputs, and compute from what went into it.
+    """
+    if tf.executing_eagerly() or get_logits(parts[0]) is not None:
+        return None
+    kinds = {part.op.type for part in parts}
+    return _ACTIVATIONS.get(kinds.pop()) if len(kinds) == 1 else None
 
 
 def _keep_shape(call: Call, whole: Any, part: Any) -> None:

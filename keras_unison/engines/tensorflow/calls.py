@@ -29,6 +29,8 @@ from keras_unison.engines.tensorflow.placement import Placement
 from keras_unison.engines.tensorflow.plan import Plan
 from keras_unison.engines.tensorflow.replicas import Replica, within
 from keras_unison.engines.tensorflow.scope import ReplicaScope
+from keras_unison.engines.tensorflow.shared import shared_values
+from keras_unison.errors import ModelError
 
 _sites = itertools.count(1)
 
@@ -107,12 +109,15 @@ def call_divided(
         rows=rows,
         bounds=bounds_of(rows, placement.size),
         fixed=first.shape[0],
+        graph=tf.compat.v1.get_default_graph(),
         seen=seen,
     )
+    values = shared_values(layer)
     results = [
-        _run(call, index, original, layer, arguments, first, jit)
+        _run(call, index, original, layer, values, arguments, first, jit)
         for index in range(placement.size)
     ]
+    _require_the_same_sums(call, layer)
     for variable, value in results[0].updates:
         variable.assign(value)
     _keras.replace_losses(layer, list(_losses(call, results)))
@@ -125,11 +130,24 @@ def call_divided(
     return tree.pack_sequence_as(results[0].outputs, joined)
 
 
+def _require_the_same_sums(call: Call, layer: Any) -> None:
+    """A replica that waits for a sum which another never makes would wait for ever."""
+    counts = [replica.sums for replica in call.replicas]
+    if len(set(counts)) > 1:
+        raise ModelError(
+            f"The layer {layer.name!r} ({type(layer).__name__}) did not call the same "
+            f"layers in each of its {len(counts)} parts: replicas met {counts} times. "
+            "Its `call` may depend on Python's random numbers or on state that each "
+            "call changes. Draw by `keras.random` and choose by `keras.ops.cond`."
+        )
+
+
 def _run(
     call: Call,
     index: int,
     original: Original,
     layer: Any,
+    shared: list[tuple[Any, Any]],
     arguments: Any,
     first: Any,
     jit: bool,
@@ -137,12 +155,13 @@ def _run(
     """One replica's part."""
     device = call.placement.devices[index]
     replica = Replica(index=index, device=device, call=call, compiled=jit)
+    call.replicas.append(replica)
     with tf.device(device):
         args, kwargs = tree.map_structure(
             lambda leaf: cut(call, leaf, index) if has_rows(leaf, first) else leaf,
             arguments,
         )
-        values = [(v, tf.identity(v.value)) for v in layer.variables]
+        values = [(variable, tf.identity(value)) for variable, value in shared]
         run = functools.partial(_compute, replica, original, layer)
         if jit:
             run = functools.partial(compiled, run)
@@ -165,7 +184,7 @@ def _compute(
         return Result(
             outputs=outputs,
             updates=scope.updates(),
-            losses=list(scope.losses),
+            losses=[tf.reduce_sum(loss) for loss in scope.losses],
             whole=[id(loss) in scope.whole_losses for loss in scope.losses],
         )
 
@@ -174,12 +193,17 @@ def _losses(call: Call, results: list[Result]) -> Any:
     """The losses that the layers added, as for all rows.
 
     One that was computed from all rows is the same in each replica. One of the own
-    rows is a mean over them, as Keras's activity regularizers are.
+    rows is a mean over them, as Keras's activity regularizers are, or a sum.
     """
     for number, whole in enumerate(results[0].whole):
         each = [result.losses[number] for result in results]
+        if call.seen is not None:
+            call.seen["loss", number] = each
         if whole:
             yield tf.add_n(each) / len(each)
+            continue
+        if number in call.plan.summed_losses:
+            yield tf.add_n(each)
             continue
         shares = [_share(call, index, loss) for index, loss in enumerate(each)]
         yield tf.add_n(shares)

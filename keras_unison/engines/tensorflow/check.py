@@ -138,6 +138,8 @@ def _look(trial: Trial, stateful: tuple[Any, ...]) -> Any:
         trial.fixed_rows = fixed_rows
         try:
             return trial.run_divided(stateful, look=True)
+        except Undividable:
+            raise
         except Exception as error:  # noqa: BLE001 - a user's layer raises anything
             failure = error
     raise Undividable(f"it fails on a part of a batch ({_first_line(failure)})")

@@ -19,10 +19,8 @@ def look(replica: Replica, place: Any, length: Any) -> None:
     seen = replica.call.seen
     if seen is None:
         return
-    if (
-        isinstance(length, tf.Tensor)
-        and length.graph is not tf.compat.v1.get_default_graph()
-    ):
+    if isinstance(length, tf.Tensor) and length.graph is not replica.call.graph:
+        # Inside of a loop: it has no value outside.
         return
     seen.setdefault(place, []).append(length)
 

@@ -18,6 +18,8 @@ class Plan:
         fixed_rows: Replicas are told the number of their rows while they are
             traced, because the layer asks for it.
         whole_outputs: Outputs of the call, by number, that have no axis of rows.
+        summed_losses: Losses that its layers add, by number, which are sums over
+            rows; others are means.
     """
 
     divided: bool = True
@@ -25,6 +27,7 @@ class Plan:
     multiples: Mapping[Any, int] = field(default_factory=dict)
     fixed_rows: bool = False
     whole_outputs: frozenset[int] = frozenset()
+    summed_losses: frozenset[int] = frozenset()
 
     def gathers(self, operation: Any) -> bool:
         """Whether this operation runs on all rows."""

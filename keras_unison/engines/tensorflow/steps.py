@@ -69,7 +69,9 @@ def _call(
     if not is_divisible(layer, args, kwargs):
         return call_whole(original, layer, args, kwargs)
     if not _keras.is_built(layer):
-        with handling(None):
+        # Outside of the function that is being traced, which would give variables
+        # their values only after it.
+        with handling(None), tf.init_scope():
             _keras.build_by_call(original, layer, (args, kwargs))
         spread(layer, replicas.placement)
     plan = _plan(replicas, original, layer, args, kwargs)

@@ -31,6 +31,17 @@ _DRAWS = (
     "RandomPoissonV2",
     "Multinomial",
 )
+_SUM = "CollectiveReduceV2"
+# Stateful operations that TensorFlow does not run in the order of the program.
+_UNORDERED = {
+    _SUM,
+    "ReadVariableOp",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "VariableShape",
+    "CudnnRNNV3",
+    "CudnnRNNBackpropV3",
+}
 
 
 class Undividable(Exception):
@@ -43,19 +54,19 @@ class Values:
 
     Attributes:
         outputs: Its outputs.
-        loss: The sum of the losses that its layers added.
+        losses: The losses that its layers added.
         updates: New values of the variables it changed, by identity.
         tolerance: How exact the outputs can be.
     """
 
     outputs: list[Any]
-    loss: Any
+    losses: list[Any]
     updates: dict[int, Any]
     tolerance: float
 
     def is_finite(self) -> bool:
         """Whether all of it is numbers."""
-        return is_finite([*self.outputs, self.loss, *self.updates.values()])
+        return is_finite([*self.outputs, *self.losses, *self.updates.values()])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,6 +83,7 @@ class Trial:
         fixed_rows: Whether replicas are told the number of their rows.
         expected: What the whole call computed.
         multiples: What is known of first axes.
+        summed_losses: Losses that are sums over rows.
     """
 
     original: Original
@@ -83,11 +95,12 @@ class Trial:
     fixed_rows: bool = False
     expected: Values = field(init=False)
     multiples: dict[Any, int] = field(default_factory=dict)
+    summed_losses: frozenset[int] = frozenset()
 
     def run_whole(self) -> Values:
         """Makes the whole call, whose results the divided one must have."""
         self.expected, _ = self._run(
-            lambda: call_whole(self.original, self.layer, *self.arguments), watch=True
+            lambda: call_whole(self.original, self.layer, *self.arguments)
         )
         return self.expected
 
@@ -115,8 +128,23 @@ class Trial:
             size = self.replicas.placement.size
             bounds = [self.rows * index // size for index in range(size + 1)]
             own = [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)]
+            losses = {
+                place[1]: lengths.pop(place)
+                for place in list(lengths)
+                if place[0] == "loss"
+            }
             self.multiples = multiples(lengths, own)
+            self.summed_losses = frozenset(
+                number for number in losses if self._is_sum(number, losses[number], own)
+            )
         return found
+
+    def _is_sum(self, number: int, parts: list[Any], own: list[int]) -> bool:
+        if number >= len(self.expected.losses):
+            return False
+        whole, total = self.expected.losses[number], np.sum(parts)
+        mean = np.dot(parts, own) / self.rows
+        return _close(whole, total, _TOLERANCE) and not _close(whole, mean, _TOLERANCE)
 
     def differs(self, gathered: tuple[Any, ...]) -> bool:
         """Whether the call in parts computes something else."""
@@ -137,14 +165,14 @@ class Trial:
             multiples=self.multiples,
             fixed_rows=self.fixed_rows,
             whole_outputs=frozenset(without),
+            summed_losses=self.summed_losses,
         )
 
     def _run(
         self,
         call: Callable[[], Any],
-        watch: bool = False,
         seen: dict[Any, list[Any]] | None = None,
-    ) -> tuple[Values, dict[Any, list[int]]]:
+    ) -> tuple[Values, dict[Any, list[Any]]]:
         """Traces and runs a call that changes nothing."""
         kept: list[Any] = []
 
@@ -153,28 +181,24 @@ class Trial:
             with ReplicaScope(self.weights) as scope:
                 outputs = [_dense(leaf) for leaf in tree.flatten(call())]
                 outputs = [leaf for leaf in outputs if isinstance(leaf, tf.Tensor)]
-                loss = sum(
-                    (tf.cast(tf.reduce_sum(x), tf.float32) for x in scope.losses),
-                    tf.zeros([]),
-                )
+                losses = [tf.reduce_sum(loss) for loss in scope.losses]
                 updates = scope.updates()
             kept.append(([id(variable) for variable, _ in updates], dict(seen or {})))
             values = [value for _, value in updates]
-            return outputs, loss, values, list((seen or {}).values())
+            return outputs, losses, values, list((seen or {}).values())
 
         concrete = traced.get_concrete_function()
-        if watch:
-            _refuse_side_effects(concrete.graph.as_graph_def())
-        outputs, loss, updates, lengths = concrete()
+        _refuse_side_effects(concrete.graph)
+        outputs, losses, updates, lengths = concrete()
         changed, places = kept[-1]
         kinds = {output.dtype.name for output in outputs}
         return Values(
             outputs=floats_of(outputs),
-            loss=loss.numpy(),
+            losses=floats_of(losses),
             updates=dict(zip(changed, floats_of(updates), strict=True)),
             tolerance=max([_TOLERANCES.get(kind, _TOLERANCE) for kind in kinds] or [0]),
         ), {
-            place: [int(length) for length in found]
+            place: [np.asarray(length)[()] for length in found]
             for place, found in zip(places, lengths, strict=True)
         }
 
@@ -186,21 +210,35 @@ def _dense(leaf: Any) -> Any:
 
 
 def _refuse_side_effects(graph: Any) -> None:
-    kinds = {node.op for node in graph.node}
-    kinds |= {
-        node.op for function in graph.library.function for node in function.node_def
-    }
+    kinds = {node.op for node in _nodes(graph.as_graph_def())}
     if any(kind.startswith(("Assign", "ResourceScatter")) for kind in kinds):
         raise Undividable("it assigns a tf.Variable, once in each part")
     if kinds & set(_DRAWS):
         raise Undividable("it draws by tf.random, which no part can repeat")
+    ordered = {op.type for op in graph.get_operations() if op.op_def.is_stateful}
+    if _SUM in ordered and ordered - _UNORDERED:
+        raise Undividable(
+            f"it holds {', '.join(sorted(ordered - _UNORDERED))}: TensorFlow runs such "
+            "operations of all parts one after the other, so that none of them could "
+            "wait for a sum over all parts"
+        )
+
+
+def _nodes(graph: Any) -> list[Any]:
+    nodes = list(graph.node)
+    for function in graph.library.function:
+        nodes += function.node_def
+    return nodes
 
 
 def same(one: Values, other: Values) -> bool:
     """Whether two calls computed the same."""
     if len(one.outputs) != len(other.outputs) or set(one.updates) != set(other.updates):
         return False
-    pairs = [*zip(one.outputs, other.outputs, strict=True), (one.loss, other.loss)]
+    if len(one.losses) != len(other.losses):
+        return False
+    pairs = list(zip(one.outputs, other.outputs, strict=True))
+    pairs += zip(one.losses, other.losses, strict=True)
     pairs += [(value, other.updates[key]) for key, value in one.updates.items()]
     return all(_close(a, b, one.tolerance or _TOLERANCE) for a, b in pairs)
 

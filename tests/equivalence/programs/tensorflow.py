@@ -8,9 +8,11 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import tree
 from tensorflow.python.eager import context
@@ -19,9 +21,27 @@ from tests.equivalence.programs import Program, Seen
 
 STEPS = ("train_step", "test_step", "predict_step")
 # Calls of these say nothing: they only pass on to others.
-_OUTER = ("InputLayer", "Layer", "Wrapper", "Lambda", "Pipeline")
+_OUTER = {"Layer", "Wrapper", "Lambda", "Pipeline", "Functional", "Sequential", "Model"}
+# Below these a layer is only tried, or runs on all rows because it mixes them.
+_NOT_COUNTED = ("find_plan", "build_by_call", "compute_output_spec", "_on_all_rows")
 
-Rows = dict[str, dict[str, set[int]]]
+
+@dataclass(slots=True)
+class _Trace:
+    """A step as it was traced, or a model's step in eager mode.
+
+    Attributes:
+        name: Which step.
+        owner: What it belongs to; kept, so that no identity is used again.
+        rows: By device, the rows that layers were called on.
+    """
+
+    name: str
+    owner: Any
+    rows: dict[str, set[int]] = field(default_factory=dict)
+
+
+Traces = dict[Any, _Trace]
 
 
 @contextmanager
@@ -32,23 +52,22 @@ def programs(names: tuple[str, ...] = ()) -> Iterator[Seen]:
         names: For JAX only: how the names of programs begin that count as steps.
     """
     seen = Seen()
-    rows: Rows = {}
+    traces: Traces = {}
     context.enable_run_metadata()
     try:
-        with _reporting(rows):
+        with _reporting(traces):
             yield seen
         executed = _executed(context.export_run_metadata())
     finally:
         context.disable_run_metadata()
-    for name, by_device in rows.items():
-        missing = set(by_device) - executed
-        assert not missing, f"nothing ran on {missing}: {executed}"
-        lengths = frozenset().union(*by_device.values())
+    for trace in traces.values():
+        missing = set(trace.rows) - executed
+        assert not missing or trace.owner is None, f"nothing ran on {missing}"
         seen.programs.append(
             Program(
-                name=f"jit_{name}",
-                partitions=len(by_device),
-                lengths=lengths,
+                name=f"jit_{trace.name}",
+                partitions=len(trace.rows),
+                lengths=frozenset().union(*trace.rows.values()),
                 parameters=(),
             )
         )
@@ -67,57 +86,89 @@ def _short(device: str) -> str:
 
 
 @contextmanager
-def _reporting(rows: Rows) -> Iterator[None]:
+def _reporting(traces: Traces) -> Iterator[None]:
     """Within this context Keras's layers report the rows that they are called on."""
-    originals = []
-    for name in dir(keras.layers):
-        cls = getattr(keras.layers, name)
-        if name not in _OUTER and isinstance(cls, type) and "call" in vars(cls):
-            originals.append((cls, cls.call))
-            cls.call = _reported(cls.call, rows)
+    found = [getattr(keras.layers, name) for name in dir(keras.layers)]
+    classes = {
+        base
+        for cls in found
+        if isinstance(cls, type)
+        for base in cls.__mro__
+        if "call" in vars(base) and issubclass(base, keras.layers.Layer)
+    }
+    originals = [(cls, cls.call) for cls in classes if cls.__name__ not in _OUTER]
     try:
+        for cls, call in originals:
+            cls.call = _reported(call, traces)
         yield
     finally:
         for cls, call in originals:
             cls.call = call
 
 
-def _reported(call: Callable[..., Any], rows: Rows) -> Callable[..., Any]:
+def _reported(call: Callable[..., Any], traces: Traces) -> Callable[..., Any]:
     @functools.wraps(call)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        tensors = [t for t in tree.flatten((args, kwargs)) if isinstance(t, tf.Tensor)]
-        if tensors and tensors[0].shape.rank and not _is_shape_inference():
-            _report(tensors[0], _step(), rows)
+        leaves = tree.flatten((args, kwargs))
+        for number, leaf in enumerate(leaves):
+            if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
+                trace = _trace(traces)
+                if trace is not None:
+                    leaves[number] = _report(leaf, trace)
+                    args, kwargs = tree.pack_sequence_as((args, kwargs), leaves)
+                break
         return call(self, *args, **kwargs)
 
     return wrapped
 
 
-def _is_shape_inference() -> bool:
-    graph = tf.compat.v1.get_default_graph()
-    return "scratch_graph" in getattr(graph, "name", "")
-
-
-def _step() -> str | None:
-    """The step that is being traced or run; None for the check before it."""
-    found = "step"
+def _trace(traces: Traces) -> _Trace | None:
+    """The step that is being traced or run; None where layers are only tried."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None and getattr(graph, "outer_graph", None) is not None:
+        if "scratch_graph" in graph.name or not hasattr(graph.outer_graph, "name"):
+            break
+        if not graph.outer_graph.building_function:
+            break
+        graph = graph.outer_graph
+    if graph is not None and "scratch_graph" in getattr(graph, "name", ""):
+        return None
+    name, model = "step", None
     frame: Any = sys._getframe()
     while frame is not None:
-        name = frame.f_code.co_name
-        if name == "find_plan":
+        code = frame.f_code.co_name
+        if code in _NOT_COUNTED:
             return None
-        if name in STEPS and found == "step":
-            found = name
+        if code in STEPS and model is None:
+            name, model = code, frame.f_locals.get("self")
         frame = frame.f_back
-    return found
+    owner = graph if graph is not None else model
+    return traces.setdefault((name, id(owner)), _Trace(name, owner))
 
 
-def _report(tensor: Any, step: str | None, rows: Rows) -> None:
-    if step is None:
-        return
+def _report(tensor: Any, trace: _Trace) -> Any:
+    """The tensor, whose rows are noted when it is computed.
+
+    What notes them is no stateful operation: TensorFlow would put those of all
+    replicas in one order, in which none could wait for a later one.
+    """
     device = _short(tensor.device) or "CPU:0"
 
-    def note(length: Any) -> None:
-        rows.setdefault(step, {}).setdefault(device, set()).add(int(length))
+    def note(value: Any) -> Any:
+        trace.rows.setdefault(device, set()).add(len(value))
+        return np.int32(0)
 
-    tf.py_function(note, [tf.shape(tensor)[0]], [])
+    noted = tf.numpy_function(note, [tensor], tf.int32, stateful=False)
+    noted.set_shape([])
+    # An operation without side effects runs for its value only, which is 0.
+    with tf.device(tensor.device):
+        if tensor.dtype == tf.bool:
+            same = tf.logical_or(tensor, noted > 0)
+        elif tensor.dtype == tf.string:
+            same = tf.where(noted > 0, "", tensor)
+        else:
+            same = tensor + tf.cast(noted, tensor.dtype)
+    mask = getattr(tensor, "_keras_mask", None)
+    if mask is not None:
+        same._keras_mask = mask
+    return same
