@@ -25,10 +25,12 @@ TOLERANCE = 1e-5
 # A difference may be this many times what summing in another order makes.
 FLOORS = 4
 
+BACKEND = keras.backend.backend()
+ON_JAX = BACKEND == "jax"
+ON_TENSORFLOW = BACKEND == "tensorflow"
+
 # `programs()` collects the steps that run within it, in the backend's own way.
-programs = importlib.import_module(
-    f"tests.equivalence.programs.{keras.backend.backend()}"
-).programs
+programs = importlib.import_module(f"tests.equivalence.programs.{BACKEND}").programs
 
 
 def assert_divided(

@@ -3,14 +3,21 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import keras
 import numpy as np
 import pytest
 from keras import layers
 
 import keras_unison as ku
-from tests.equivalence.harness import check, compare, data, dense_model, run
+from tests.equivalence.harness import (
+    ON_JAX,
+    ON_TENSORFLOW,
+    check,
+    compare,
+    data,
+    dense_model,
+    run,
+)
 
 ROWS = 82
 BATCH = 48
@@ -177,6 +184,8 @@ def recorder(seen: list[Any]) -> Any:
 
     class Recorder(layers.Layer):
         def call(self, x):
+            import jax
+
             if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
                 seen.append(tuple(part.data.shape for part in x.addressable_shards))
             return x
@@ -184,12 +193,17 @@ def recorder(seen: list[Any]) -> Any:
     return Recorder()
 
 
+EAGER_ON_JAX = pytest.mark.skipif(not ON_JAX, reason="arrays of JAX in uneven parts")
+EAGER_ON_TENSORFLOW = pytest.mark.skipif(
+    not ON_TENSORFLOW, reason="eager tensors are TensorFlow's"
+)
 EAGER: dict[str, dict[str, Any]] = {
     "run_eagerly": {"run_eagerly": True},
     "jit_compile_false": {"jit_compile": False},
 }
 
 
+@EAGER_ON_JAX
 @pytest.mark.parametrize("name", EAGER)
 def test_eager_steps_are_divided_where_rows_divide_evenly(
     name: str, devices: int
@@ -224,6 +238,7 @@ def test_eager_steps_are_divided_where_rows_divide_evenly(
     assert len(set(seen)) == 2, set(seen)
 
 
+@EAGER_ON_JAX
 @pytest.mark.parametrize("name", EAGER)
 def test_eager_steps_of_uneven_batches_warn_once(name: str, devices: int) -> None:
     """JAX holds no uneven parts outside of compiled steps: right, and said."""
@@ -245,6 +260,51 @@ def test_eager_steps_of_uneven_batches_warn_once(name: str, devices: int) -> Non
         )
     compare(plain, parallel, 1e-5)
     assert len([w for w in caught if w.category is ku.UnisonWarning]) <= 2
+
+
+@EAGER_ON_TENSORFLOW
+def test_eager_steps_are_divided_on_tensorflow(devices: int) -> None:
+    def use(model: Any) -> Any:
+        x, y = data(96)
+        return (
+            model.fit(x, y, batch_size=48, epochs=2, shuffle=False, verbose=0),
+            model.evaluate(x, y, batch_size=47, verbose=0),
+            model.predict(x, batch_size=46, verbose=0),
+            model.train_on_batch(x[:1], y[:1]),
+        )
+
+    check(
+        lambda: dense_model(run_eagerly=True), use, devices=devices, rows=[48, 47, 46]
+    )
+
+
+@EAGER_ON_TENSORFLOW
+def test_eager_batch_normalization_is_right_and_warns_once(devices: int) -> None:
+    """Replicas run one after the other there: none could wait for another's sum."""
+
+    def build() -> Any:
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                layers.Dense(13, activation="tanh"),
+                layers.BatchNormalization(momentum=0.7),
+                layers.Dense(5, activation="softmax"),
+            ]
+        )
+        model.compile(
+            keras.optimizers.SGD(0.1),
+            "sparse_categorical_crossentropy",
+            run_eagerly=True,
+        )
+        return model
+
+    def use(model: Any) -> Any:
+        return fitted(model, epochs=2), model.predict(X, batch_size=BATCH, verbose=0)
+
+    with pytest.warns(ku.UnisonWarning, match="eager mode") as caught:
+        # Predictions need no sums, and are divided.
+        check(build, use, devices=devices, rows=[48])
+    assert len([w for w in caught if w.category is ku.UnisonWarning]) == 1
 
 
 # --- one after the other ----------------------------------------------------

@@ -19,13 +19,15 @@ class Replicas:
     Attributes:
         placement: Where the model runs.
         exact_draws: Whether replicas make the draws of one device.
-        plans: How each of its layer calls is divided.
+        plans: How each layer's calls are divided, by the kinds of its arguments.
         once: What a warning was given for.
     """
 
     placement: Placement
     exact_draws: bool = True
-    plans: dict[Any, Plan] = field(default_factory=dict)
+    plans: "weakref.WeakKeyDictionary[Any, dict[Any, Plan]]" = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
     once: Once = field(default_factory=Once)
 
 

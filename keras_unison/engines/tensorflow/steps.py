@@ -132,10 +132,11 @@ def _why_not() -> str:
 def _plan(
     replicas: Replicas, original: Original, layer: Any, args: Any, kwargs: Any
 ) -> Plan:
-    key = (id(layer), _signature(args, kwargs))
-    if key not in replicas.plans:
-        replicas.plans[key] = find_plan(original, layer, args, kwargs, replicas)
-    return replicas.plans[key]
+    plans = replicas.plans.setdefault(layer, {})
+    key = _signature(args, kwargs)
+    if key not in plans:
+        plans[key] = find_plan(original, layer, args, kwargs, replicas)
+    return plans[key]
 
 
 def _signature(args: Any, kwargs: Any) -> Any:
