@@ -1,14 +1,14 @@
 """Data parallel training against plain Keras and what the backend offers, as ratios.
 
-    python benchmarks/data_parallel.py              # JAX, about 8 minutes
-    python benchmarks/data_parallel.py --backend tensorflow
+    python benchmarks/data_parallel.py                          # JAX, about 8 minutes
+    python benchmarks/data_parallel.py --backend tensorflow     # about 12 minutes
     python benchmarks/data_parallel.py --models cnn --rounds 3
 
 Each comparison runs in one process, which trains the variants in turn and in
 changing order, so that whatever else the machine does meets all of them. A
 variant stands twice in its comparison: the ratio of the two is the noise. Peak
-memory and the first step are those of processes that train one variant only; the
-time of the first step is what the first epoch took longer than a later one:
+memory and the first step are those of processes that train one variant only. The
+first step is what an epoch of one step takes longer than the same once more:
 tracing, compiling, and all else that is done once.
 
 Simulated devices share the cores of the machine, so that a ratio says what the
@@ -168,15 +168,16 @@ class Variant:
                 ku.DataParallel(self.model, devices=devices)
             self.model.compile("adam", loss)
         self.x, self.y = make_data(name, steps * self.batch_size)
-        self.first = self.seconds()
+        self.first = self.seconds(1) - self.seconds(1)
+        self.seconds(steps)
 
-    def seconds(self):
-        """Trains for an epoch; returns how long it took."""
+    def seconds(self, steps):
+        """Trains for an epoch of so many steps; returns how long it took."""
+        rows = steps * self.batch_size
+        x, y = self.x[:rows], self.y[:rows]
         with self.scope():
             began = time.perf_counter()
-            self.model.fit(
-                self.x, self.y, batch_size=self.batch_size, shuffle=False, verbose=0
-            )
+            self.model.fit(x, y, batch_size=self.batch_size, shuffle=False, verbose=0)
             return time.perf_counter() - began
 
 
@@ -188,11 +189,8 @@ def child(arguments):
     for number in range(arguments.rounds):
         order = list(range(len(variants)))
         for index in order[number % len(order) :] + order[: number % len(order)]:
-            times[index].append(variants[index].seconds())
-    first = [
-        variant.first - statistics.median(later)
-        for variant, later in zip(variants, times, strict=True)
-    ]
+            times[index].append(variants[index].seconds(arguments.steps))
+    first = [variant.first for variant in variants]
     # Linux counts it in kilobytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     print(json.dumps({"times": times, "first": first, "peak_gib": peak}))
@@ -245,7 +243,7 @@ def measure(backend, kinds, model, devices, rounds):
     one, other = kinds
     found = run(backend, (one, one, other), model, devices, rounds)
     reference, again, wrapped = found["times"]
-    alone = [run(backend, [kind], model, devices, 3) for kind in kinds]
+    alone = [run(backend, [kind], model, devices, 1) for kind in kinds]
     epochs = [statistics.median(times) for times in (reference, wrapped)]
     ratio, low, high = ratios(reference, wrapped)
     noise, noise_low, noise_high = ratios(reference, again)

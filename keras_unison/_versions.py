@@ -19,6 +19,6 @@ class Tested:
 TESTED = {
     "keras": Tested(lowest="3.13.2", newest="3.15.1"),
     "jax": Tested(lowest="0.7.2", newest="0.10.2"),
-    "tensorflow": Tested(lowest="2.21.0", newest="2.21.0"),
+    "tensorflow": Tested(lowest="2.18.1", newest="2.21.0"),
     "torch": Tested(lowest="2.13.0", newest="2.13.0"),
 }

@@ -37,11 +37,14 @@ def DataParallel(  # noqa: N802 - the name that users know it by
             names as `keras_unison.devices()` gives them.
         sync_batch_norm: BatchNormalization uses the statistics of the whole
             batch. False is not built.
-        exact_draws: Dropout and augmentation draw what one device draws. On JAX
-            each device makes its own part of these draws, so that False gives
-            the same draws at the same cost.
-        shard: None lets the engine choose: large optimizer slots are divided
-            over the devices. `"optimizer"` and `"parameters"` are not built.
+        exact_draws: Dropout and augmentation draw what one device draws. On
+            TensorFlow each device draws for the whole batch and keeps its rows;
+            False lets it draw for its own rows only, by a seed of its own. On
+            JAX each device makes its own part of the draws of one device, so
+            that False gives the same draws at the same cost.
+        shard: None lets the engine choose: on JAX large optimizer slots are
+            divided over the devices, on TensorFlow each device owns a part of the
+            weights and their slots. `"optimizer"` and `"parameters"` are not built.
         data: `"global"`: each batch is the global batch. `"sharded"` is not
             built.
 

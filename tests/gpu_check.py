@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -56,7 +56,7 @@ class Backend:
 
     Attributes:
         start: Called first; returns what is said about the devices, if anything.
-        watching: A context that counts the devices which run steps within it.
+        watching: A context that counts what each device computes within it.
         home: The kind of device that an array lies on.
     """
 
@@ -67,24 +67,25 @@ class Backend:
 
 @dataclass(slots=True)
 class Watched:
-    """How many devices ran the steps of a context."""
+    """How many of the large operations each device ran in a context."""
 
-    devices: int = 0
+    operations: list[int] = field(default_factory=list)
 
 
 @contextmanager
 def _watching_jax() -> Iterator[Watched]:
+    """Every device of a partitioned program runs all of its operations."""
     from tests.equivalence.programs.jax import programs
 
     watched = Watched()
     with programs() as seen:
         yield watched
-    watched.devices = max(program.partitions for program in seen.programs)
+    watched.operations = [1] * max(program.partitions for program in seen.programs)
 
 
 @contextmanager
 def _watching_tensorflow() -> Iterator[Watched]:
-    """Counts by the graphs that were executed, cut by device."""
+    """Counts in the graphs that were executed, cut by device."""
     from tensorflow.python.eager import context
 
     import keras_unison as ku
@@ -92,15 +93,29 @@ def _watching_tensorflow() -> Iterator[Watched]:
     watched = Watched()
     context.enable_run_metadata()
     try:
+        # What ran before.
+        context.export_run_metadata()
         yield watched
         metadata = context.export_run_metadata()
     finally:
         context.disable_run_metadata()
     graphs = [g for f in metadata.function_graphs for g in f.partition_graphs]
-    executed = {node.device for graph in graphs for node in graph.node}
-    names = [device.name.upper() for device in ku.devices()]
-    watched.devices = sum(
-        any(device.endswith(name) for device in executed) for name in names
+    counts = Counter(
+        node.device.rpartition("/")[2]
+        for graph in graphs
+        for node in graph.node
+        if _is_large(node)
+    )
+    watched.operations = [
+        counts[device.description.strip("/")] for device in ku.devices()
+    ]
+
+
+def _is_large(node: Any) -> bool:
+    """A matrix product, a convolution, or a part of a step that XLA compiles."""
+    return (
+        any(kind in node.op for kind in ("MatMul", "Conv2D"))
+        or node.attr["_XlaMustCompile"].b
     )
 
 
@@ -125,7 +140,7 @@ BACKENDS = {
     "tensorflow": Backend(
         start=_start_tensorflow,
         watching=_watching_tensorflow,
-        home=lambda array: array.device.rpartition(":")[0][-3:].lower(),
+        home=lambda array: array.device.rpartition("device:")[2].split(":")[0].lower(),
     ),
 }
 
@@ -229,9 +244,9 @@ def run_check(check: Check, backend: Backend) -> str:
         many = harness.run(build, train, _on_all)
     allowed = max(TOLERANCE, harness.FLOORS * floor)
     harness.compare(one, many, allowed)
-    assert watched.devices == len(devices), (
-        f"{watched.devices} of {len(devices)} devices ran the steps"
-    )
+    shares = watched.operations
+    assert len(shares) == len(devices), f"the steps ran on {len(shares)} devices"
+    assert 0 < min(shares) == max(shares), f"large operations by device: {shares}"
     homes = {backend.home(value) for value in _floats(trained[-1])}
     assert homes == {devices[0].kind}, f"weights lie on {sorted(homes)}"
     difference = harness.largest_difference(one, many)

@@ -22,6 +22,9 @@ def step(fn: Callable[P, R]) -> Callable[P, R]:
     Keras's guide to custom training loops shows; compile it as usual, inside:
     `step(jax.jit(train_step))`. What it returns lies on the first device.
 
+    On TensorFlow it is the step of any guide, with a `tf.GradientTape` and
+    `optimizer.apply`, and compiled inside too: `step(tf.function(train_step))`.
+
     Args:
         fn: The step. It may take and return any tree of arrays.
 
@@ -29,8 +32,8 @@ def step(fn: Callable[P, R]) -> Callable[P, R]:
         A function with the same arguments and results.
 
     Raises:
-        ModelError: When called: it calls a parallel model on other devices than
-            those of the model that was made parallel last.
+        ModelError: When called, on JAX: it calls a parallel model on other devices
+            than those of the model that was made parallel last.
         PlacementError: When called: a keras.distribution or tf.distribute
             strategy is active.
         UnsupportedError: The backend is not built.

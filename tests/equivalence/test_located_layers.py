@@ -15,6 +15,7 @@ from keras import layers, ops
 
 import keras_unison as ku
 from tests.equivalence.harness import (
+    ON_JAX,
     ON_TENSORFLOW,
     TOLERANCE,
     check,
@@ -54,11 +55,20 @@ def trained(model: Any) -> Any:
     )
 
 
-def check_divided(build: Callable[[], Any], devices: int) -> None:
+def check_divided(
+    build: Callable[[], Any], devices: int, coupled: bool = False
+) -> None:
     """The work is divided, and nothing is said of it."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", ku.UnisonWarning)
-        check(build, trained, devices=devices, rows=[BATCH], all_steps=True)
+        check(
+            build,
+            trained,
+            devices=devices,
+            rows=[BATCH],
+            all_steps=True,
+            coupled=coupled,
+        )
 
 
 def check_whole(build: Callable[[], Any], devices: int, match: str) -> None:
@@ -124,6 +134,8 @@ def test_an_activity_regularizer(name: str, devices: int) -> None:
             layers.Dense(11, activity_regularizer=ACTIVITIES[name](), name="regular")
         ),
         devices,
+        # It multiplies all rows with each other.
+        coupled=name == "orthogonal" and ON_JAX,
     )
 
 

@@ -5,8 +5,15 @@ from typing import Any
 import keras
 import pytest
 
-from keras_unison.engines.jax.placement import MIN_DIVIDED_SLOT
-from tests.equivalence.harness import Seen, check, data, dense_model
+from tests.equivalence.harness import (
+    ON_JAX,
+    ON_TENSORFLOW,
+    Seen,
+    check,
+    data,
+    dense_model,
+)
+from tests.equivalence.on_tensorflow import device_of, slots_of
 
 # 35 rows divide evenly over neither two nor three devices.
 ROWS, BATCH = 70, 35
@@ -128,7 +135,8 @@ def test_a_learning_rate_set_between_fits_is_used(devices: int) -> None:
     check(dense_model, use, devices=devices, rows=[BATCH])
 
 
-# --- slots that are divided over the devices ---------------------------------
+# --- large slots: divided over the devices on JAX, spread with the weights on
+# TensorFlow ---------------------------------------------------------------------
 
 KERNEL = (260, 264)
 
@@ -179,7 +187,10 @@ LARGE: dict[str, tuple[Any, int]] = {
 }
 
 
+@pytest.mark.skipif(not ON_JAX, reason="only on JAX a slot is divided by its size")
 def test_the_large_kernel_is_large() -> None:
+    from keras_unison.engines.jax.placement import MIN_DIVIDED_SLOT
+
     assert KERNEL[0] * KERNEL[1] >= MIN_DIVIDED_SLOT
 
 
@@ -193,6 +204,7 @@ def test_large_slots_are_divided_and_saved_whole(
 
     def use(model):
         history = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+        assert_slots_beside_weights(model, slots)
         model.save(path)
         loaded = keras.models.load_model(path)
         saved = [variable.numpy() for variable in loaded.optimizer.variables]
@@ -210,6 +222,7 @@ def test_large_slots_in_a_second_fit_and_after_they_were_set(devices: int) -> No
         histories = [model.fit(x, y, batch_size=BATCH, verbose=0) for _ in range(2)]
         for variable in model.optimizer.variables[2:]:
             variable.assign(variable * 0.5)
+        assert_slots_beside_weights(model, 2)
         evaluated = model.evaluate(x, y, batch_size=BATCH, verbose=0)
         return histories, evaluated, model.fit(x, y, batch_size=BATCH, verbose=0)
 
@@ -223,7 +236,9 @@ def test_large_slots_in_a_second_fit_and_after_they_were_set(devices: int) -> No
 
 
 def assert_slots_divided(seen: Seen, devices: int, slots: int) -> None:
-    """Requires of each training step that it takes slots in parts."""
+    """Requires of each training step that it takes slots in parts, on JAX."""
+    if not ON_JAX:
+        return
     steps = [
         program
         for program in seen.programs
@@ -233,3 +248,18 @@ def assert_slots_divided(seen: Seen, devices: int, slots: int) -> None:
     for step in steps:
         assert step.parameters.count(divided_kernel(devices)) == slots
         assert step.parameters.count(KERNEL) == 1, "the kernel itself is whole"
+
+
+def assert_slots_beside_weights(model: Any, slots: int) -> None:
+    """Requires that slots lie on the device of their weight, on TensorFlow."""
+    if not ON_TENSORFLOW:
+        return
+    pairs = list(slots_of(model.optimizer, model.trainable_variables))
+    of_kernel = [slot for _, slot in pairs if tuple(slot.shape) == KERNEL]
+    # Adafactor makes one more than it uses.
+    assert len(of_kernel) >= slots
+    for weight, slot in pairs:
+        assert device_of(slot) == device_of(weight), slot.path
+    if type(model) is not keras.Sequential:
+        # The small layer lies on another device than the large one.
+        assert len({device_of(weight) for weight, _ in pairs}) > 1

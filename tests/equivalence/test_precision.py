@@ -1,14 +1,24 @@
 """Sixteen-bit and double precision, and the scaling of losses."""
 
+import itertools
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
-import jax
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
-from tests.equivalence.harness import check, data, dense_model, reversed_batches, run
+from tests.equivalence.harness import (
+    ON_JAX,
+    ON_TENSORFLOW,
+    check,
+    data,
+    dense_model,
+    reversed_batches,
+    run,
+)
 
 # 35 rows divide evenly over neither two nor three devices.
 ROWS, BATCH = 70, 35
@@ -29,10 +39,18 @@ def double_precision() -> Iterator[None]:
     before = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
-    with jax.enable_x64(True):
+    with _wide_numbers():
         yield
     keras.config.set_floatx(before[0])
     keras.config.set_dtype_policy(before[1])
+
+
+def _wide_numbers() -> Any:
+    if not ON_JAX:
+        return nullcontext()
+    import jax
+
+    return jax.enable_x64(True)
 
 
 def model_with(optimizer: Any) -> Any:
@@ -61,8 +79,34 @@ def steps(model: Any, reverse: bool = False, batches: int = 2) -> Any:
     return history, reversed_batches(predicted, BATCH) if reverse else predicted
 
 
-def reversed_steps(model: Any) -> Any:
-    return steps(model, reverse=True)
+def in_parts(model: Any, parts: int) -> Any:
+    """The model, which computes a batch in parts on one device and joins them."""
+    call = model.call
+
+    def parted(inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        rows = ops.shape(inputs)[0]
+        bounds = [rows * part // parts for part in range(parts + 1)]
+        return ops.concatenate(
+            [
+                call(inputs[begin:end], training=training)
+                for begin, end in itertools.pairwise(bounds)
+            ]
+        )
+
+    model.call = parted
+    return model
+
+
+def rounding(use: Any, devices: int) -> Any:
+    """`use` on one device with its sums of 16-bit numbers in another order.
+
+    On JAX the compiler chooses how the rows of each device are summed, so that
+    other orders are the measure. On TensorFlow the gradient of each part is rounded
+    to 16 bits before the parts are added, which one device does for parts too.
+    """
+    if ON_TENSORFLOW:
+        return lambda model: use(in_parts(model, devices))
+    return lambda model: use(model, reverse=True)
 
 
 OPTIMIZERS = {
@@ -82,13 +126,14 @@ def test_mixed_precision(name: str, policy: str, devices: int) -> None:
         steps,
         devices=devices,
         rows=[BATCH],
-        floor=reversed_steps,
+        floor=rounding(steps, devices),
     )
 
 
 @pytest.mark.parametrize("policy", ["bfloat16"], indirect=True)
 def test_weights_in_16_bits(policy: str, devices: int) -> None:
-    check(dense_model, steps, devices=devices, rows=[BATCH], floor=reversed_steps)
+    floor = rounding(steps, devices)
+    check(dense_model, steps, devices=devices, rows=[BATCH], floor=floor)
 
 
 def overflowing() -> Any:
@@ -124,12 +169,9 @@ def test_steps_that_overflow_are_skipped_alike(policy: str, devices: int) -> Non
     found = run(overflowing, scales)
     skipped = [name for name in found if "skipped" in name and found[name]]
     assert 0 < len(skipped) < STEPS, "no overflow, or no recovery from it"
-
-    def reversed_scales(model):
-        return scales(model, reverse=True)
-
     # Rounding in 16 bits, as above.
-    check(overflowing, scales, devices=devices, rows=[BATCH], floor=reversed_scales)
+    floor = rounding(scales, devices)
+    check(overflowing, scales, devices=devices, rows=[BATCH], floor=floor)
 
 
 @pytest.mark.usefixtures("double_precision")

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import jax
 import keras
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from keras import layers, ops
 
 import keras_unison as ku
 from tests.equivalence.harness import (
+    ON_JAX,
     assert_divided,
     check,
     compare,
@@ -21,6 +21,7 @@ from tests.equivalence.harness import (
     programs,
     run,
 )
+from tests.equivalence.on_tensorflow import executed_graphs, nodes_of
 
 ROWS = 82
 BATCH = 48
@@ -178,12 +179,35 @@ def test_each_move_divides_again(count: int) -> None:
 
 def placed(model: Any) -> list[int]:
     """Ids of the devices that a step of the model runs on, in their order."""
+    return _placed_on_jax(model) if ON_JAX else _placed_on_tensorflow(model)
+
+
+def _placed_on_jax(model: Any) -> list[int]:
     order: list[int] = []
 
     @ku.step
     def look(x: Any) -> Any:
         order.extend(device.id for device in x.sharding.mesh.devices.flat)
         return x
+
+    look(X[:6])
+    return order
+
+
+def _placed_on_tensorflow(model: Any) -> list[int]:
+    import tensorflow as tf
+
+    order: list[int] = []
+
+    @ku.step
+    @tf.function
+    def look(x: Any) -> Any:
+        outputs = model(x)
+        for operation in tf.compat.v1.get_default_graph().get_operations():
+            device = int(operation.device.rpartition(":")[2] or 0)
+            if operation.type == "MatMul" and device not in order:
+                order.append(device)
+        return outputs
 
     look(X[:6])
     return order
@@ -202,39 +226,43 @@ CHOICES: dict[str, tuple[Any, list[int]]] = {
 @pytest.mark.parametrize("name", CHOICES)
 def test_chosen_devices(name: str) -> None:
     choice, expected = CHOICES[name]
-    seen_on: list[Any] = []
 
-    def use(model: Any) -> Any:
-        result = used(model)
-        if type(model) is not keras.Sequential:
-            seen_on.extend(placed(model))
-        return result
+    def wrap(model: Any, count: int) -> Any:
+        return ku.DataParallel(model, choice)
 
     check(
         momentum_model,
-        use,
+        used,
         devices=len(expected),
         rows=DIVIDED,
         all_steps=True,
-        wrap=lambda model, count: ku.DataParallel(model, choice),
+        wrap=wrap,
     )
-    assert seen_on == expected
+    model = wrap(momentum_model(), len(expected))
+    used(model)
+    assert placed(model) == expected
 
 
 @pytest.mark.parametrize("choice", [[1], ["cpu:2"]])
 def test_one_other_device_alone(choice: list[Any]) -> None:
     position = {1: 1, "cpu:2": 2}[choice[0]]
     plain = run(momentum_model, used)
-    with outputs_on() as devices_used:
+    with computed_on() as devices_used:
         found = run(momentum_model, used, lambda m: ku.DataParallel(m, choice))
     compare(plain, found, 1e-5)
-    assert devices_used == {jax.devices()[position]}
+    assert devices_used == {position}
+
+
+def computed_on() -> Any:
+    """Ids of the devices on which steps in this context compute."""
+    return _computed_on_jax() if ON_JAX else _computed_on_tensorflow()
 
 
 @contextmanager
-def outputs_on() -> Iterator[set[Any]]:
-    """Devices of all steps that are compiled in this context."""
-    used_devices: set[Any] = set()
+def _computed_on_jax() -> Iterator[set[int]]:
+    import jax
+
+    used_devices: set[int] = set()
     client = jax.devices()[0].client
     before = client.live_executables()
     known = {id(executable) for executable in before}
@@ -242,8 +270,20 @@ def outputs_on() -> Iterator[set[Any]]:
     for executable in client.live_executables():
         name = executable.hlo_modules()[0].to_string().split()[1]
         if id(executable) not in known and re.match("jit_(train|predict)_step", name):
-            used_devices.update(executable.local_devices())
+            used_devices.update(device.id for device in executable.local_devices())
     del before
+
+
+@contextmanager
+def _computed_on_tensorflow() -> Iterator[set[int]]:
+    used_devices: set[int] = set()
+    with executed_graphs() as graphs:
+        yield used_devices
+    used_devices.update(
+        int(node.device.rpartition(":")[2])
+        for node in nodes_of(graphs)
+        if "MatMul" in node.op
+    )
 
 
 # --- several models ---------------------------------------------------------
@@ -321,6 +361,23 @@ def test_a_plain_model_around_a_parallel_one(devices: int) -> None:
 
 
 def by_hand(model: Any) -> Any:
+    """What a user may do with a model outside of Keras's methods."""
+    own = _by_hand_on_jax if ON_JAX else _by_hand_on_tensorflow
+    x = ops.convert_to_tensor(X)
+    return (
+        model(X),
+        model(x),
+        model(x, training=True),
+        model.compute_loss(x, ops.convert_to_tensor(Y), model(x)),
+        [variable.numpy() for variable in model.variables],
+        ops.sum(model.weights[0] * 2.0),
+        own(model),
+    )
+
+
+def _by_hand_on_jax(model: Any) -> Any:
+    import jax
+
     first = jax.devices()[0]
     x = jax.device_put(X, first)
     weights = [jax.device_put(v.value, first) for v in model.trainable_variables]
@@ -332,20 +389,47 @@ def by_hand(model: Any) -> Any:
         return ops.mean(outputs**2)
 
     return (
-        model(X),
         model(x),
         model(jax.numpy.asarray(X), training=True),
         jax.jit(lambda inputs: model(inputs))(x),
         jax.grad(loss)(weights),
         model.compute_loss(x, Y, model(x)),
-        [variable.numpy() for variable in model.variables],
         ops.sum(model.weights[0] * jax.device_put(1.0, first)),
     )
 
 
+def _by_hand_on_tensorflow(model: Any) -> Any:
+    import tensorflow as tf
+
+    def gradients(x: Any) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            loss = tf.reduce_mean(model(x) ** 2)
+        return tape.gradient(loss, x), tape.gradient(loss, model.trainable_variables)
+
+    with tf.device("CPU:0"):
+        x = tf.constant(X)
+        return (
+            model(x),
+            tf.function(model)(x),
+            gradients(x),
+            tf.function(gradients)(x),
+            tf.reduce_sum(model.weights[0] * tf.constant(2.0)),
+        )
+
+
+def lie_on_the_first_device(variables: list[Any]) -> bool:
+    """On JAX; on TensorFlow weights are spread over the devices."""
+    if not ON_JAX:
+        return True
+    import jax
+
+    return all(v.value.devices() == {jax.devices()[0]} for v in variables)
+
+
 @pytest.mark.parametrize("after", ["fit", "predict", "train_on_batch", "evaluate"])
 def test_a_model_called_by_hand_afterwards(after: str, devices: int) -> None:
-    """Its values are arrays on the first device, as those of a plain model."""
+    """Its values can be used as those of a plain model."""
 
     def use(model: Any) -> Any:
         if after == "fit":
@@ -356,11 +440,9 @@ def test_a_model_called_by_hand_afterwards(after: str, devices: int) -> None:
             result = model.evaluate(X, Y, verbose=0, batch_size=48)
         else:
             result = model.train_on_batch(X[:48], Y[:48])
-        for variable in [*model.variables, *model.optimizer.variables]:
-            assert variable.value.devices() == {jax.devices()[0]}
+        assert lie_on_the_first_device([*model.variables, *model.optimizer.variables])
         for metric in model.metrics:
-            for variable in metric.variables:
-                assert variable.value.devices() == {jax.devices()[0]}
+            assert lie_on_the_first_device(metric.variables)
         return result, by_hand(model)
 
     check(momentum_model, use, devices=devices, rows=[48])

@@ -1,11 +1,21 @@
 """Running Python code in a fresh process, with bounded time."""
 
+import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+NEEDS_TENSORFLOW = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed"
+)
+# For tests that choose the backend of the processes that they start.
+on_both = pytest.mark.parametrize(
+    "backend", ["jax", pytest.param("tensorflow", marks=NEEDS_TENSORFLOW)]
+)
 
 
 def run_python(

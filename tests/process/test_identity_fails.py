@@ -7,13 +7,14 @@ import sys
 
 import pytest
 
-from tests.process.scripts import ROOT
+from tests.process.scripts import ROOT, on_both
 
 pytestmark = pytest.mark.process
 
 
 @pytest.mark.timeout(600)
-def test_the_equivalence_suite_fails_when_data_parallel_is_the_identity():
+@on_both
+def test_the_equivalence_suite_fails_when_data_parallel_is_the_identity(backend):
     files = [
         "tests/equivalence/test_batch_sizes.py",
         "tests/equivalence/test_models.py",
@@ -22,7 +23,11 @@ def test_the_equivalence_suite_fails_when_data_parallel_is_the_identity():
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "two"]
         + files,
         cwd=ROOT,
-        env={**os.environ, "UNISON_TESTS_WITH_IDENTITY": "1"},
+        env={
+            **os.environ,
+            "KERAS_BACKEND": backend,
+            "UNISON_TESTS_WITH_IDENTITY": "1",
+        },
         capture_output=True,
         text=True,
         timeout=590,

@@ -7,11 +7,10 @@ import sys
 
 import pytest
 
+from tests.process.scripts import NEEDS_TENSORFLOW, on_both
+
 pytestmark = pytest.mark.process
 
-NEEDS_TENSORFLOW = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed"
-)
 LINE = "import keras_unison.legacy.install\n"
 COMMAND = ["-m", "keras_unison", "run"]
 WAYS = {"command": (COMMAND, ""), "line": ([], LINE)}
@@ -154,18 +153,23 @@ def test_model_to_gpu_says_what_it_would_do(tmp_path):
         "_get_available_gpus = K.tensorflow_backend._get_available_gpus",
     ],
 )
-def test_available_gpus_are_the_simulated_devices(form, tmp_path):
+@on_both
+def test_available_gpus_are_the_simulated_devices(backend, form, tmp_path):
     text = f"{form}\nprint(_get_available_gpus())\n"
-    two = _good(_run(tmp_path, text, options=["--simulate", "2"]))
+    options = ["--simulate", "2"]
+    two = _good(_run(tmp_path, text, options=options, KERAS_BACKEND=backend))
     assert two == "['/device:GPU:0', '/device:GPU:1']\n"
 
 
-def test_a_lone_cpu_is_no_available_gpu(tmp_path):
+@on_both
+def test_a_lone_cpu_is_no_available_gpu(backend, tmp_path):
     text = (
         "from keras.backend.tensorflow_backend import _get_available_gpus\n"
         "print(_get_available_gpus())\n"
     )
-    assert _good(_run(tmp_path, text, JAX_PLATFORMS="cpu")) == "[]\n"
+    changes = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    found = _good(_run(tmp_path, text, KERAS_BACKEND=backend, **changes))
+    assert found == "[]\n"
 
 
 @pytest.mark.parametrize("name", ["set_session(None)", "get_session()"])
@@ -189,7 +193,7 @@ def test_the_old_backend_still_has_what_keras_has(tmp_path):
 
 
 @NEEDS_TENSORFLOW
-@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+@on_both
 def test_tf_keras_has_the_old_names_too(backend, tmp_path):
     text = (
         "import tensorflow as tf\n"

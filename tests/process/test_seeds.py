@@ -3,33 +3,29 @@
 `tests/data/seeds` holds their blocks about data parallelism, letter by letter.
 """
 
-import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.process.scripts import NEEDS_TENSORFLOW, ROOT, on_both
+
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).parent.parent.parent
 SEEDS = ROOT / "tests" / "data" / "seeds"
 BLOCKS = ["first_data_parallel.py", "first_multi_gpu.py"]
-NEEDS_TENSORFLOW = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed"
-)
 
 
 def text_of(name):
     return (SEEDS / name).read_text(encoding="utf-8")
 
 
-def run_script(folder, text):
+def run_script(folder, text, backend):
     script = folder / "script.py"
     script.write_text(text, encoding="utf-8")
     environment = os.environ | {
-        "KERAS_BACKEND": "jax",
+        "KERAS_BACKEND": backend,
         "KERAS_HOME": str(folder),
         "PYTHONPATH": str(ROOT),
         "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -51,17 +47,21 @@ def replaced(text, old, new):
     return text.replace(old, new)
 
 
+@on_both
 @pytest.mark.parametrize("block", BLOCKS)
-def test_the_first_articles_block_runs_unchanged(block, tmp_path):
-    done = run_script(tmp_path, text_of(block))
+def test_the_first_articles_block_runs_unchanged(block, backend, tmp_path):
+    done = run_script(tmp_path, text_of(block), backend)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
 
 
+@on_both
 @pytest.mark.parametrize("block", BLOCKS)
-def test_the_first_articles_model_trains_on_two_devices_as_on_one(block, tmp_path):
-    done = run_script(tmp_path, text_of(block) + text_of("compare.py"))
+def test_the_first_articles_model_trains_on_two_devices_as_on_one(
+    block, backend, tmp_path
+):
+    done = run_script(tmp_path, text_of(block) + text_of("compare.py"), backend)
     assert done.returncode == 0, done.stderr
     # Four values of two epochs, evaluate's two, the predictions, six weights, and
     # two variables of the optimizer.
@@ -72,9 +72,74 @@ def test_the_first_articles_model_trains_on_two_devices_as_on_one(block, tmp_pat
     ]
 
 
+FITTED = """
+import keras
+import numpy as np
+
+x = np.random.default_rng(0).normal(size=(96, 100)).astype("float32")
+y = np.eye(10, dtype="float32")[np.random.default_rng(1).integers(0, 10, size=96)]
+start = model.get_weights()
+history = model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0)
+print(type(strategy).__module__.split(".")[0], strategy.num_replicas_in_sync)
+"""
+# Batches that divide and a mean over rows: here TensorFlow's numbers are those of
+# one device too.
+AGAINST_ONE_DEVICE = """
+plain = keras.Sequential.from_config(model.get_config())
+plain.set_weights(start)
+plain.compile(loss='categorical_crossentropy', optimizer='sgd')
+expected = plain.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0)
+np.testing.assert_allclose(history.history["loss"], expected.history["loss"], 1e-5)
+for one, other in zip(model.get_weights(), plain.get_weights(), strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+print("equal to one device")
+"""
+
+
 @NEEDS_TENSORFLOW
-def test_the_second_articles_missing_line_is_named(tmp_path):
-    done = run_script(tmp_path, text_of("second_training.py"))
+def test_the_first_articles_strategy_goes_on_working_beside_us(tmp_path):
+    """It takes the simulated devices for its replicas."""
+    article = text_of("first_mirrored_strategy.py")
+    done = run_script(tmp_path, article + FITTED + AGAINST_ONE_DEVICE, "tensorflow")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["tensorflow 2", "equal to one device"]
+
+
+@on_both
+@NEEDS_TENSORFLOW
+def test_the_first_articles_strategy_of_ours_trains_on_all_devices(backend, tmp_path):
+    article = text_of("first_mirrored_strategy.py")
+    ours = replaced(
+        article,
+        "strategy = tf.distribute.MirroredStrategy()",
+        "import keras_unison\nstrategy = keras_unison.MirroredStrategy()",
+    )
+    watched = replaced(FITTED, "history = ", "with programs() as seen:\n    history = ")
+    text = "\n".join(
+        [
+            ours,
+            "from tests.equivalence.harness import assert_divided, programs",
+            watched,
+            "assert_divided(seen, devices=2, rows=[32])",
+            AGAINST_ONE_DEVICE,
+            text_of("compare.py"),
+        ]
+    )
+    done = run_script(tmp_path, text, backend)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "keras_unison 2",
+        "equal to one device",
+        "devices of the steps: [1]",
+        "devices of the steps: [2]",
+        "values compared: 19",
+    ]
+
+
+@on_both
+@NEEDS_TENSORFLOW
+def test_the_second_articles_missing_line_is_named(backend, tmp_path):
+    done = run_script(tmp_path, text_of("second_training.py"), backend)
     assert done.returncode == 1
     error, fix = done.stderr.splitlines()[-2:]
     assert error == "NameError: name 'num_gpus' is not defined"
@@ -108,8 +173,9 @@ assert_divided(replicated, devices=2, rows=[256, 145])
 """
 
 
+@on_both
 @NEEDS_TENSORFLOW
-def test_the_second_articles_training_runs_with_its_replicas(tmp_path):
+def test_the_second_articles_training_runs_with_its_replicas(backend, tmp_path):
     article = text_of("second_training.py")
     missing = "multi_gpu_model = tf.keras.utils.multi_gpu_model(model, gpus=num_gpus)\n"
     text = replaced(article, missing, MISSING + missing)
@@ -142,7 +208,7 @@ def test_the_second_articles_training_runs_with_its_replicas(tmp_path):
         "print('replicas:', len(replicas))",
         REPLICAS,
     ]
-    done = run_script(tmp_path, "\n".join(lines))
+    done = run_script(tmp_path, "\n".join(lines), backend)
     assert done.returncode == 0, done.stderr
     assert "1/2" in done.stdout
     assert done.stdout.splitlines()[-3:] == [

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 import warnings
 
 import keras
@@ -13,6 +14,17 @@ import keras_unison as ku
 from tests.equivalence.harness import compare, data, dense_model, values_of
 
 ROWS = 34
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+# TensorFlow runs a step that takes its batches itself: what these raise arrives as
+# an error of its own, with the text of the first.
+OF_A_DATASET: tuple[type[Exception], ...] = (RuntimeError,)
+if ON_TENSORFLOW:
+    import tensorflow as tf
+
+    OF_A_DATASET = (RuntimeError, tf.errors.OpError)
+on_tensorflow = pytest.mark.skipif(
+    not ON_TENSORFLOW, reason="TensorFlow's own operations, or sums between its parts"
+)
 
 
 def parallel(**compiled):
@@ -41,9 +53,16 @@ def batches(count):
     ]
 
 
-def assert_usable_after(model, steps):
-    """The model holds exactly `steps` steps, and goes on as plain Keras does."""
+def assert_usable_after(model, steps, in_step=False):
+    """The model holds exactly `steps` steps, and goes on as plain Keras does.
+
+    A step that fails while TensorFlow computes it may have been counted, in plain
+    Keras too: counting needs no data.
+    """
     expected = train(plain(), batches(4)[:steps])
+    if ON_TENSORFLOW and in_step:
+        assert int(model.optimizer.iterations) in (steps, steps + 1)
+        model.optimizer.iterations.assign(steps)
     compare(values_of(expected, None), values_of(model, None), 1e-5)
     x, y = data(99)
     settings = {"batch_size": 33, "shuffle": False, "verbose": 0}
@@ -66,8 +85,11 @@ def ahead():
     Keras 3.13 takes one on the CPU as well, so that a failing dataset ends its loop
     one step earlier.
     """
+    if ON_TENSORFLOW:
+        # Its step takes the batches itself, one after the other.
+        return 0
     model = plain()
-    with pytest.raises(RuntimeError, match="the file is gone"):
+    with pytest.raises(OF_A_DATASET, match="the file is gone"):
         model.fit(
             failing_batches(3, RuntimeError("the file is gone")),
             steps_per_epoch=4,
@@ -151,6 +173,7 @@ def test_a_batch_of_zero_rows_is_named():
     assert_usable_after(model, 0)
 
 
+@pytest.mark.skipif(ON_TENSORFLOW, reason="TensorFlow's Keras takes a step on it")
 def test_an_empty_batch_of_a_dataset_keeps_the_steps_before_it():
     model = parallel()
     x, y = data(ROWS)
@@ -162,6 +185,23 @@ def test_an_empty_batch_of_a_dataset_keeps_the_steps_before_it():
     with pytest.raises(ku.BatchError, match="must not yield empty batches"):
         model.fit(generator(), steps_per_epoch=3, verbose=0)
     assert_usable_after(model, 2)
+
+
+@on_tensorflow
+def test_an_empty_batch_of_a_dataset_is_a_step_as_in_plain_keras():
+    """The length of its batches is no part of a traced step."""
+    one, many = plain(), parallel()
+    x, y = data(ROWS)
+
+    def generator():
+        yield from batches(1)
+        yield x[:0], y[:0]
+        yield from batches(1)
+
+    settings = {"steps_per_epoch": 3, "verbose": 0}
+    expected = one.fit(generator(), **settings)
+    found = many.fit(generator(), **settings)
+    compare(values_of(one, expected), values_of(many, found), 1e-5)
 
 
 def test_arrays_of_different_lengths_are_refused():
@@ -191,7 +231,7 @@ def test_a_model_that_was_not_compiled_says_so():
     assert model.predict(x, verbose=0).shape == (ROWS, 5)
 
 
-def test_sparse_arrays_are_computed_whole_with_one_warning():
+def test_sparse_arrays_are_divided_or_computed_whole_with_one_warning():
     scipy_sparse = pytest.importorskip("scipy.sparse")
     x, y = data(ROWS)
     x[x < 0] = 0
@@ -214,13 +254,17 @@ def test_sparse_arrays_are_computed_whole_with_one_warning():
         )
         many.fit(scipy_sparse.csr_matrix(x), target, batch_size=ROWS, verbose=0)
     ours = [w for w in caught if issubclass(w.category, ku.UnisonWarning)]
-    assert len(ours) == 1
-    assert "sparse arrays" in str(ours[0].message)
+    if ON_TENSORFLOW:
+        assert not ours
+    else:
+        assert len(ours) == 1
+        assert "sparse arrays" in str(ours[0].message)
     np.testing.assert_allclose(
         found.history["loss"], expected.history["loss"], rtol=1e-5
     )
 
 
+@pytest.mark.skipif(ON_TENSORFLOW, reason="only TensorFlow computes with them")
 def test_ragged_tensors_are_padded_by_keras_and_refused_where_it_does_not():
     tf = pytest.importorskip("tensorflow")
     rows = [[1.0] * (1 + number % 8) for number in range(ROWS)]
@@ -238,8 +282,21 @@ def test_ragged_tensors_are_padded_by_keras_and_refused_where_it_does_not():
     assert_usable_after(model, 0)
 
 
+@on_tensorflow
+def test_ragged_tensors_that_a_model_cannot_take_leave_it_usable():
+    rows = [[1.0] * (1 + number % 8) for number in range(ROWS)]
+    ragged, target = tf.ragged.constant(rows), np.arange(ROWS) % 5
+    for model in (plain(), parallel()):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            model.fit(ragged, target, batch_size=ROWS, verbose=0)
+    assert_usable_after(model, 0, in_step=True)
+
+
 def test_a_strategy_of_keras_is_refused_when_wrapping_and_when_training():
-    distribution = keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"])
+    try:
+        distribution = keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"])
+    except AttributeError:
+        pytest.skip("Keras 3.13 has no keras.distribution on TensorFlow")
     model = parallel()
     keras.distribution.set_distribution(distribution)
     try:
@@ -276,8 +333,8 @@ class FailingDataset(keras.utils.PyDataset):
 
     def __getitem__(self, index):
         self.asked += 1
-        # Keras asks for the first batch once before, to build the metrics.
-        if index == self.failing and self.asked > 1:
+        # Keras asks for the first batches once before, to see what they hold.
+        if index == self.failing and self.asked > (2 if ON_TENSORFLOW else 1):
             raise RuntimeError("the file is gone")
         return batches(4)[index]
 
@@ -285,30 +342,33 @@ class FailingDataset(keras.utils.PyDataset):
 @pytest.mark.parametrize("failing", [0, 1, 3])
 def test_a_failing_dataset_keeps_the_complete_steps(failing, ahead):
     model = parallel()
-    with pytest.raises(RuntimeError, match="the file is gone"):
+    with pytest.raises(OF_A_DATASET, match="the file is gone"):
         model.fit(FailingDataset(failing), shuffle=False, verbose=0)
-    assert_usable_after(model, max(failing - ahead, 0))
+    assert_usable_after(model, max(failing - ahead, 0), in_step=True)
 
 
 def test_a_failing_generator_keeps_the_complete_steps(ahead):
     model = parallel()
-    with pytest.raises(RuntimeError, match="the file is gone"):
+    with pytest.raises(OF_A_DATASET, match="the file is gone"):
         model.fit(
             failing_batches(3, RuntimeError("the file is gone")),
             steps_per_epoch=4,
             verbose=0,
         )
-    assert_usable_after(model, 3 - ahead)
+    assert_usable_after(model, 3 - ahead, in_step=True)
 
 
 def test_a_dataset_that_fails_among_the_steps_of_one_execution_loses_nothing(ahead):
     model = parallel(steps_per_execution=3)
-    with pytest.raises(RuntimeError, match="the file is gone"):
+    with pytest.raises(OF_A_DATASET, match="the file is gone"):
         model.fit(
             failing_batches(2, RuntimeError("the file is gone")),
             steps_per_epoch=3,
             verbose=0,
         )
+    if ON_TENSORFLOW:
+        assert int(model.optimizer.iterations) in (2, 3)
+        model.optimizer.iterations.assign(2)
     expected = train(plain(), batches(2)[: 2 - ahead])
     compare(values_of(expected, None), values_of(model, None), 1e-5)
 
@@ -345,7 +405,7 @@ def test_a_failure_while_evaluating_or_predicting_keeps_the_model(method):
 def test_a_failing_validation_keeps_the_trained_steps():
     model = parallel()
     x, y = data(2 * ROWS)
-    with pytest.raises(RuntimeError, match="the file is gone"):
+    with pytest.raises(OF_A_DATASET, match="the file is gone"):
         model.fit(
             x,
             y,
@@ -375,6 +435,135 @@ def test_a_failing_loss_keeps_the_model():
     assert_usable_after(model, 0)
 
 
+# --- what fails in one device's part ----------------------------------------
+
+
+class Watched(keras.layers.Layer):
+    """Does something to its inputs that TensorFlow has an operation for."""
+
+    def __init__(self, operation):
+        super().__init__()
+        self.operation = operation
+
+    def call(self, x):
+        return self.operation(x)
+
+
+def looked_up(x):
+    table = tf.ones([5, 1])
+    return x + tf.gather(table, tf.cast(tf.abs(x[:, 0]), tf.int32))
+
+
+def normalized(operation, wrap=lambda model: model):
+    """A model whose parts meet in BatchNormalization, before and after."""
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(8, kernel_initializer="identity"),
+            keras.layers.BatchNormalization(),
+            Watched(operation),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(5, activation="softmax"),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
+    return wrap(model)
+
+
+def on_two(model):
+    return ku.DataParallel(model, devices=2)
+
+
+@on_tensorflow
+@pytest.mark.parametrize("row", [0, ROWS - 1], ids=["first_device", "second_device"])
+@pytest.mark.parametrize("method", ["fit", "evaluate", "train_on_batch"])
+def test_what_fails_on_one_device_fails_the_step_at_once(method, row):
+    """The other devices do not wait for it, and the next steps meet again."""
+    x, y = data(ROWS)
+    bad = x.copy()
+    bad[row] = 1e9
+    settings = {} if method == "train_on_batch" else {"batch_size": ROWS, "verbose": 0}
+    # Its moving statistics may be those of the step that failed, as in plain Keras.
+    one, many = normalized(looked_up), normalized(looked_up, on_two)
+    for model in (one, many):
+        model.train_on_batch(x, y)
+        weights = [v.numpy() for v in model.trainable_variables]
+        started = time.monotonic()
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not in"):
+            getattr(model, method)(bad, y, **settings)
+        assert time.monotonic() - started < 20
+        for before, variable in zip(weights, model.trainable_variables, strict=True):
+            np.testing.assert_array_equal(before, variable.numpy())
+    fresh = normalized(looked_up).get_weights()
+    for model in (one, many):
+        model.set_weights(fresh)
+        model.optimizer.iterations.assign(0)
+        for _ in range(3):
+            model.train_on_batch(x, y)
+    compare(
+        values_of(one, one.evaluate(x, y, verbose=0)),
+        values_of(many, many.evaluate(x, y, verbose=0)),
+        1e-5,
+    )
+
+
+def printed(x):
+    tf.print("rows", tf.shape(x)[0])
+    return x
+
+
+def asserted(x):
+    tf.debugging.assert_less(x, 1e6)
+    return x
+
+
+def by_numpy(x):
+    found = tf.numpy_function(lambda a: a * np.float32(2), [x], tf.float32)
+    found.set_shape(x.shape)
+    return found
+
+
+@on_tensorflow
+@pytest.mark.parametrize("operation", [printed, asserted, by_numpy])
+def test_operations_that_cannot_run_beside_sums_cost_the_split_and_one_warning(
+    operation,
+):
+    """TensorFlow puts them in one order, in which parts would wait for ever."""
+    x, y = data(3 * ROWS)
+    one, many = normalized(operation), normalized(operation, on_two)
+    settings = {"batch_size": ROWS, "epochs": 2, "shuffle": False, "verbose": 0}
+    expected = one.fit(x, y, **settings)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        started = time.monotonic()
+        found = many.fit(x, y, **settings)
+        assert time.monotonic() - started < 60
+    compare(values_of(one, expected), values_of(many, found), 1e-5)
+    ours = [w for w in caught if issubclass(w.category, ku.UnisonWarning)]
+    assert len(ours) == 1
+    assert f"{many.name!r} (Sequential) is not divided over 2" in str(ours[0].message)
+
+
+@on_tensorflow
+def test_an_assertion_of_a_users_layer_fails_the_step_and_no_later_one():
+    x, y = data(ROWS)
+    bad = x.copy()
+    bad[-1] = 1e9
+    model = keras.Sequential(
+        [keras.Input((8,)), Watched(asserted), keras.layers.Dense(5, "softmax")]
+    )
+    ku.DataParallel(model, devices=2)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    with warnings.catch_warnings():
+        # Without sums between the parts there is nothing to wait for.
+        warnings.simplefilter("error", ku.UnisonWarning)
+        model.fit(x, y, batch_size=ROWS, verbose=0)
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            model.fit(bad, y, batch_size=ROWS, verbose=0)
+        assert np.isfinite(model.fit(x, y, verbose=0).history["loss"]).all()
+
+
 # --- Ctrl-C -----------------------------------------------------------------
 
 
@@ -400,7 +589,7 @@ def test_an_interrupt_keeps_the_last_complete_step(batch):
 
 
 def test_an_interrupt_during_a_step_waits_for_its_result():
-    """The signal arrives while XLA computes, where plain Keras loses the state."""
+    """The signal arrives while the step computes, where JAX would lose the state."""
     wide = 700
     steps = []
 

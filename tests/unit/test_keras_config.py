@@ -11,6 +11,8 @@ import pytest
 from keras_unison import keras_config
 from keras_unison.errors import ConfigError
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):

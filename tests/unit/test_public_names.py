@@ -5,7 +5,11 @@ import inspect
 import subprocess
 import sys
 
+import pytest
+
 import keras_unison as ku
+
+pytestmark = pytest.mark.once
 
 SIGNATURES = {
     "DataParallel": "(model, devices=None, *, sync_batch_norm=True, "

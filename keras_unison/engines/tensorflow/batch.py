@@ -24,6 +24,7 @@ _SUMMED_AS = {
     tf.uint32: tf.int64,
 }
 _ACTIVATIONS = {"Sigmoid": tf.sigmoid, "Softmax": tf.nn.softmax}
+_FROM_OUTSIDE = ("Placeholder", "IteratorGetNext", "OptionalGetValue")
 _SUMMED = {
     tf.float32,
     tf.float64,
@@ -126,19 +127,32 @@ def bounds_of(rows: Any, replicas: int) -> list[Any]:
     ]
 
 
-def cut(call: Call, leaf: Any, index: int) -> Any:
-    """A replica's rows of a leaf, and of its mask."""
-    begin, end = call.bounds[index], call.bounds[index + 1]
+def cut(call: Call, leaf: Any, replica: Replica) -> Any:
+    """A replica's rows of a leaf, and of its mask, on the replica's device.
+
+    They are cut where the leaf is, so that no device gets the rows of others.
+    """
+    begin, end = call.bounds[replica.index], call.bounds[replica.index + 1]
     if isinstance(leaf, tf.SparseTensor):
         return _cut_sparse(leaf, begin, end)
-    part = leaf[begin:end]
-    if isinstance(leaf, tf.Tensor):
-        own = call.own_fixed(index) if call.plan.fixed_rows else None
-        part.set_shape([own, *leaf.shape[1:]])
-        mask = get_mask(leaf)
-        if mask is not None:
-            set_mask(part, mask[begin:end])
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf[begin:end]
+    part = _moved_part(leaf, begin, end, replica.device)
+    own = call.own_fixed(replica.index) if call.plan.fixed_rows else None
+    part.set_shape([own, *leaf.shape[1:]])
+    mask = get_mask(leaf)
+    if mask is not None:
+        set_mask(part, _moved_part(mask, begin, end, replica.device))
     return part
+
+
+def _moved_part(leaf: Any, begin: Any, end: Any, device: str) -> Any:
+    # What comes into a function from outside has no device yet: it is on the host.
+    from_outside = not leaf.device and leaf.op.type in _FROM_OUTSIDE
+    with tf.device("CPU:0" if from_outside else leaf.device):
+        part = leaf[begin:end]
+    with tf.device(device):
+        return tf.identity(part)
 
 
 def _cut_sparse(leaf: Any, begin: Any, end: Any) -> Any:
@@ -168,7 +182,7 @@ def join(call: Call, parts: tuple[Any, ...], number: int) -> Any:
             return tf.sparse.concat(0, list(parts))
         if isinstance(first, tf.RaggedTensor):
             return tf.concat(parts, 0)
-        return _join_tensors(call, parts)
+        return _join_tensors(call, parts, call.plan.times.get(number, 1))
 
 
 def _one_of(parts: tuple[Any, ...]) -> Any:
@@ -183,14 +197,14 @@ def _one_of(parts: tuple[Any, ...]) -> Any:
     return tf.stop_gradient(first) + tf.add_n(apart) / len(parts)
 
 
-def _join_tensors(call: Call, parts: tuple[Any, ...]) -> Any:
+def _join_tensors(call: Call, parts: tuple[Any, ...], times: int) -> Any:
     first = parts[0]
     activation = _activation_of(parts)
     if activation is None:
         whole = tf.concat(parts, 0)
     else:
         whole = activation(tf.concat([part.op.inputs[0] for part in parts], 0))
-    _keep_shape(call, whole, first)
+    _keep_shape(call, whole, first, times)
     if get_mask(first) is not None:
         set_mask(whole, tf.concat([get_mask(part) for part in parts], 0))
     if get_logits(first) is not None:
@@ -209,15 +223,11 @@ def _activation_of(parts: tuple[Any, ...]) -> Any:
     return _ACTIVATIONS.get(kinds.pop()) if len(kinds) == 1 else None
 
 
-def _keep_shape(call: Call, whole: Any, part: Any) -> None:
+def _keep_shape(call: Call, whole: Any, part: Any, times: int) -> None:
+    """Tells the joined output its shape, as far as one device would know it."""
     if part.shape.rank is not None:
-        whole.set_shape([None, *part.shape[1:]])
-        if call.fixed is not None and not tf.executing_eagerly():
-            # As many per row as there are in the first part, if that is known.
-            own = call.own_fixed(0)
-            if part.shape[0] is None or own in (0, None):
-                return
-            whole.set_shape([part.shape[0] // own * call.fixed, *part.shape[1:]])
+        rows = None if call.fixed is None else call.fixed * times
+        whole.set_shape([rows, *part.shape[1:]])
 
 
 def gather(replica: Replica, part: Any, multiple: int) -> Any:

@@ -29,7 +29,7 @@ from keras_unison.engines.tensorflow.placement import Placement
 from keras_unison.engines.tensorflow.plan import Plan
 from keras_unison.engines.tensorflow.replicas import Replica, within
 from keras_unison.engines.tensorflow.scope import ReplicaScope
-from keras_unison.engines.tensorflow.shared import shared_values
+from keras_unison.engines.tensorflow.shared import read_by, shared_values
 from keras_unison.errors import ModelError
 
 _sites = itertools.count(1)
@@ -61,7 +61,8 @@ def is_divisible(layer: Any, args: Any, kwargs: Any) -> bool:
     leaves = tree.flatten((args, kwargs))
     if any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
         return False
-    return first_batch((args, kwargs)) is not None
+    # In eager mode a step may get NumPy's arrays.
+    return first_batch(as_tensors((args, kwargs))) is not None
 
 
 def call_whole(original: Original, layer: Any, args: Any, kwargs: Any) -> Any:
@@ -156,12 +157,14 @@ def _run(
     device = call.placement.devices[index]
     replica = Replica(index=index, device=device, call=call, compiled=jit)
     call.replicas.append(replica)
+    args, kwargs = tree.map_structure(
+        lambda leaf: cut(call, leaf, replica) if has_rows(leaf, first) else leaf,
+        arguments,
+    )
     with tf.device(device):
-        args, kwargs = tree.map_structure(
-            lambda leaf: cut(call, leaf, index) if has_rows(leaf, first) else leaf,
-            arguments,
-        )
-        values = [(variable, tf.identity(value)) for variable, value in shared]
+        values = [
+            (variable, read_by(replica, variable, value)) for variable, value in shared
+        ]
         run = functools.partial(_compute, replica, original, layer)
         if jit:
             run = functools.partial(compiled, run)

@@ -119,7 +119,7 @@ def _locate(trial: Trial, stateful: tuple[Any, ...], doubted: list[Any]) -> Plan
     draws = any("draw" in place for place in trial.multiples)
     if not draws and same(trial.expected, looked):
         return trial.plan(stateful)
-    if not trial.differs(stateful):
+    if not trial.differs(stateful) or (draws and trial.finds_sums(stateful)):
         return trial.plan(stateful)
     every = [o for o in doubted if o is not trial.layer]
     inner = [

@@ -8,6 +8,10 @@ import tensorflow as tf
 from keras import tree
 
 from keras_unison._keras import get_mask, set_mask
+from keras_unison.engines.tensorflow.sums import CannotMeet
+
+# Their gradients need lists of tensors, which XLA keeps for itself.
+_LOOPS = ("While", "StatelessWhile")
 
 
 def compiled(
@@ -17,6 +21,9 @@ def compiled(
 
     What a traced function returns are tensors; the rest of the result, which
     variables changed and how the outputs are nested, is kept from its trace.
+
+    Raises:
+        CannotMeet: It holds what XLA cannot compile as a part of a step.
     """
     variables = [variable for variable, _ in values]
     leaves = tree.flatten((args, kwargs))
@@ -36,9 +43,11 @@ def compiled(
         return outputs, [get_mask(o) for o in outputs], values, result.losses
 
     moved = [leaves[number] for number in tensors]
-    outputs, masks, updates, losses = traced(
-        [value for _, value in values], moved, [get_mask(tensor) for tensor in moved]
-    )
+    inputs = ([value for _, value in values], moved, list(map(get_mask, moved)))
+    graph = traced.get_concrete_function(*inputs).graph
+    if any(operation.type in _LOOPS for operation in graph.get_operations()):
+        raise CannotMeet
+    outputs, masks, updates, losses = traced(*inputs)
     result = kept[-1]
     changed = [variable for variable, _ in result.updates]
     outputs = [_masked(o, mask) for o, mask in zip(outputs, masks, strict=True)]

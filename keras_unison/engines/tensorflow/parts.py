@@ -44,6 +44,11 @@ def remembering_parts() -> Iterator[None]:
         _known.reset(token)
 
 
+def remembers_parts() -> bool:
+    """Whether a step with divided calls is going on."""
+    return _known.get() is not None
+
+
 def remember(whole: Any, parts: tuple[Any, ...], call: Call) -> None:
     """Remembers the parts of a joined output."""
     known = _known.get()

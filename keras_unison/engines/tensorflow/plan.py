@@ -18,6 +18,8 @@ class Plan:
         fixed_rows: Replicas are told the number of their rows while they are
             traced, because the layer asks for it.
         whole_outputs: Outputs of the call, by number, that have no axis of rows.
+        times: How many times the rows of the batch an output has, by its number, where
+            that is not once.
         summed_losses: Losses that its layers add, by number, which are sums over
             rows; others are means.
     """
@@ -27,6 +29,7 @@ class Plan:
     multiples: Mapping[Any, int] = field(default_factory=dict)
     fixed_rows: bool = False
     whole_outputs: frozenset[int] = frozenset()
+    times: Mapping[int, int] = field(default_factory=dict)
     summed_losses: frozenset[int] = frozenset()
 
     def gathers(self, operation: Any) -> bool:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from keras_unison import _keras
 from keras_unison.engines.tensorflow.draws import hook_draws
+from keras_unison.engines.tensorflow.gradients import hook_gradients
 from keras_unison.engines.tensorflow.placement import placement_on
 from keras_unison.engines.tensorflow.replicas import (
     Replicas,
@@ -16,7 +17,11 @@ from keras_unison.engines.tensorflow.replicas import (
 from keras_unison.engines.tensorflow.row_losses import hook_losses
 from keras_unison.engines.tensorflow.statistics import hook_statistics
 from keras_unison.engines.tensorflow.trainer import TensorFlowDataParallel
-from keras_unison.engines.tensorflow.weights import bring_home, spread
+from keras_unison.engines.tensorflow.weights import (
+    bring_home,
+    spread,
+    trace_anew_where_moved,
+)
 from keras_unison.engines.upgrade import downgrade, upgrade
 from keras_unison.errors import PlacementError
 
@@ -30,11 +35,15 @@ def prepare(model: Any, positions: list[int], exact_draws: bool) -> None:
     if present is not None and (present.placement, present.exact_draws) == wanted:
         return
     hook_draws()
+    hook_gradients()
     hook_statistics()
     hook_losses()
+    _keras.hook_functions(trace_anew_where_moved)
+    _keras.hook_slots()
+    _keras.hook_updates()
     set_replicas(model, Replicas(placement=placement, exact_draws=exact_draws))
     upgrade(model, TensorFlowDataParallel)
-    spread(model, placement)
+    spread(model, placement, anew=present is not None)
     _keras.forget_functions(model)
 
 

@@ -21,6 +21,7 @@ class Replicas:
         exact_draws: Whether replicas make the draws of one device.
         plans: How each layer's calls are divided, by the kinds of its arguments.
         once: What a warning was given for.
+        asked_to_build: Layers that were called to be built.
     """
 
     placement: Placement
@@ -29,6 +30,7 @@ class Replicas:
         default_factory=weakref.WeakKeyDictionary
     )
     once: Once = field(default_factory=Once)
+    asked_to_build: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
 
 
 # Kept here and not on the models: what Keras saves, it finds by walking the

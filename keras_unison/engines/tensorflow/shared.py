@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_unison import _keras
+from keras_unison.engines.tensorflow.replicas import Replica
 
 
 def shared_values(layer: Any) -> list[tuple[Any, Any]]:
@@ -32,6 +33,28 @@ def _with_rounded_gradient(value: Any, dtype: str) -> Any:
     def identity(inner: Any) -> Any:
         def gradient(upstream: Any) -> Any:
             return tf.cast(tf.cast(upstream, dtype), value.dtype)
+
+        return tf.identity(inner), gradient
+
+    return identity(value)
+
+
+def read_by(replica: Replica, variable: Any, value: Any) -> Any:
+    """A shared value as a replica reads it; its gradient goes to the weight's device.
+
+    There the replicas' gradients are added, and the weight is updated.
+    """
+    held = _keras.tensorflow_variable(variable)
+    home = replica.call.placement.devices[0]
+    if not variable.trainable or held.device.endswith(home):
+        # On the first device they are added anyway.
+        return tf.identity(value)
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def identity(inner: Any) -> Any:
+        def gradient(upstream: Any) -> Any:
+            with tf.device(held.device):
+                return tf.identity(upstream)
 
         return tf.identity(inner), gradient
 

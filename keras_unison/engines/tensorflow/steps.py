@@ -68,7 +68,8 @@ def _call(
     replicas = find_replicas(layer) or replicas
     if not is_divisible(layer, args, kwargs):
         return call_whole(original, layer, args, kwargs)
-    if not _keras.is_built(layer):
+    if layer not in replicas.asked_to_build and not _keras.is_built(layer):
+        replicas.asked_to_build.add(layer)
         # Outside of the function that is being traced, which would give variables
         # their values only after it.
         with handling(None), tf.init_scope():
@@ -112,10 +113,10 @@ def _divided(
     except CannotMeet:
         replicas.once.warn(
             f"{id(layer)} jit",
-            f"The layer {layer.name!r} is not compiled by XLA: replicas exchange sums "
-            "inside of it, for BatchNormalization or a layer that mixes rows, which "
-            "XLA cannot compile. Results are right. Pass jit_compile=False to "
-            "`compile` to say so yourself.",
+            f"The layer {layer.name!r} is not compiled by XLA, which cannot compile a "
+            "part of a step with a loop in it (a recurrent layer), or with sums over "
+            "replicas (BatchNormalization, or a layer that mixes rows). Results are "
+            "right. Pass jit_compile=False to `compile` to say so yourself.",
         )
         return call(False)
 

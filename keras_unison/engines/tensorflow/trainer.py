@@ -7,10 +7,18 @@ from contextvars import ContextVar
 from typing import Any
 
 import keras
+from keras import tree
 
+from keras_unison import _keras
+from keras_unison.batches.rows import count_rows
 from keras_unison.engines.conflicts import refuse_other_strategies
 from keras_unison.engines.tensorflow.replicas import replicas_of
 from keras_unison.engines.tensorflow.steps import dividing
+from keras_unison.engines.tensorflow.weights import (
+    keep_what_is_traced,
+    spread,
+    trace_anew_where_moved,
+)
 
 _METHODS = (
     "fit",
@@ -38,17 +46,17 @@ class TensorFlowDataParallel:
 
     def train_step(self, data: Any) -> Any:
         """Keras's or the user's step, its layer calls divided."""
-        with dividing(replicas_of(self), jit=_compiles(self)):
+        with _dividing(self):
             return super().train_step(data)  # type: ignore[misc]
 
     def test_step(self, data: Any) -> Any:
         """Keras's or the user's step, its layer calls divided."""
-        with dividing(replicas_of(self), jit=_compiles(self)):
+        with _dividing(self):
             return super().test_step(data)  # type: ignore[misc]
 
     def predict_step(self, data: Any) -> Any:
         """Keras's or the user's step, its layer calls divided."""
-        with dividing(replicas_of(self), jit=_compiles(self)):
+        with _dividing(self):
             return super().predict_step(data)  # type: ignore[misc]
 
     @property
@@ -61,6 +69,14 @@ class TensorFlowDataParallel:
         keras.Model.jit_compile.fset(self, value)
 
 
+@contextmanager
+def _dividing(model: Any) -> Iterator[None]:
+    with dividing(replicas_of(model), jit=_compiles(model)):
+        yield
+    # Layers that this step has built were moved before they were used.
+    keep_what_is_traced(model)
+
+
 def _compiles(model: Any) -> bool:
     return bool(model.jit_compile) and not model.run_eagerly
 
@@ -71,9 +87,22 @@ def _guarded(name: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         refuse_other_strategies()
-        return getattr(super(TensorFlowDataParallel, self), name)(*args, **kwargs)
+        if name.endswith("_on_batch"):
+            _refuse_no_rows(args[0] if args else kwargs.get("x"))
+        try:
+            return getattr(super(TensorFlowDataParallel, self), name)(*args, **kwargs)
+        except BaseException:
+            if not getattr(getattr(self, "optimizer", None), "built", True):
+                # A function whose first trace has failed can make no variables.
+                _keras.forget_functions(self)
+            raise
 
     return method
+
+
+def _refuse_no_rows(x: Any) -> None:
+    shapes = [getattr(leaf, "shape", None) for leaf in tree.flatten(x)]
+    count_rows([None if shape is None else tuple(shape[:1]) for shape in shapes])
 
 
 def _making_its_function(name: str) -> Callable[..., Any]:
@@ -81,6 +110,11 @@ def _making_its_function(name: str) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def method(self: Any, force: bool = False) -> Any:
+        trace_anew_where_moved(self)
+        if force or getattr(self, _keras.FUNCTION_MAKERS[name]) is None:
+            # Layers may have changed, and there may be weights made after wrapping.
+            replicas_of(self).plans.clear()
+            spread(self, replicas_of(self).placement)
         with _making_functions():
             return getattr(super(TensorFlowDataParallel, self), name)(force)
 
@@ -89,5 +123,5 @@ def _making_its_function(name: str) -> Callable[..., Any]:
 
 for _name in _METHODS:
     setattr(TensorFlowDataParallel, _name, _guarded(_name))
-for _name in ("make_train_function", "make_test_function", "make_predict_function"):
+for _name in _keras.FUNCTION_MAKERS:
     setattr(TensorFlowDataParallel, _name, _making_its_function(_name))

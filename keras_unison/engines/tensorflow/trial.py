@@ -42,6 +42,8 @@ _UNORDERED = {
     "CudnnRNNV3",
     "CudnnRNNBackpropV3",
 }
+# Run in that order, which does no harm before the first sum of a part.
+_EARLY = {"LookupTableFindV2", "LookupTableSizeV2"}
 
 
 class Undividable(Exception):
@@ -153,18 +155,39 @@ class Trial:
         except CannotMeet:
             return True
 
+    def finds_sums(self, gathered: tuple[Any, ...]) -> bool:
+        """Whether the same is computed with further losses as sums over rows.
+
+        The first look tells sums from means, but for those of random draws.
+        """
+        known = self.summed_losses
+        try:
+            found = self.run_divided(gathered).losses
+        except CannotMeet:
+            return False
+        pairs = enumerate(zip(self.expected.losses, found, strict=False))
+        self.summed_losses |= {
+            number for number, (a, b) in pairs if not _close(a, b, _TOLERANCE)
+        }
+        if self.summed_losses != known and not self.differs(gathered):
+            return True
+        self.summed_losses = known
+        return False
+
     def plan(self, gathered: tuple[Any, ...]) -> Plan:
         """The plan in which these operations run on all rows."""
-        without = {
-            number
+        lengths = {
+            number: output.shape[0]
             for number, output in enumerate(self.expected.outputs)
-            if output.ndim and output.shape[0] % self.rows
+            if output.ndim
         }
+        without = {n for n, length in lengths.items() if length % self.rows}
         return Plan(
             gathered=gathered,
             multiples=self.multiples,
             fixed_rows=self.fixed_rows,
             whole_outputs=frozenset(without),
+            times={n: length // self.rows for n, length in lengths.items()},
             summed_losses=self.summed_losses,
         )
 
@@ -215,13 +238,25 @@ def _refuse_side_effects(graph: Any) -> None:
         raise Undividable("it assigns a tf.Variable, once in each part")
     if kinds & set(_DRAWS):
         raise Undividable("it draws by tf.random, which no part can repeat")
-    ordered = {op.type for op in graph.get_operations() if op.op_def.is_stateful}
+    stateful = {op for op in graph.get_operations() if op.op_def.is_stateful}
+    late = _after_sums(graph)
+    ordered = {op.type for op in stateful if op.type not in _EARLY or op in late}
     if _SUM in ordered and ordered - _UNORDERED:
         raise Undividable(
             f"it holds {', '.join(sorted(ordered - _UNORDERED))}: TensorFlow runs such "
             "operations of all parts one after the other, so that none of them could "
             "wait for a sum over all parts"
         )
+
+
+def _after_sums(graph: Any) -> set[Any]:
+    """The operations that wait for a sum over all parts."""
+    found: set[Any] = set()
+    for operation in graph.get_operations():
+        before = [*(t.op for t in operation.inputs), *operation.control_inputs]
+        if operation.type == _SUM or not found.isdisjoint(before):
+            found.add(operation)
+    return found
 
 
 def _nodes(graph: Any) -> list[Any]:

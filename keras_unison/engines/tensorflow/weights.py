@@ -6,6 +6,7 @@ all-reduce, and an update that is divided instead of repeated (Rajbhandari et al
 2020, https://arxiv.org/abs/1910.02054).
 """
 
+import weakref
 from typing import Any
 
 import keras
@@ -14,17 +15,53 @@ from keras_unison import _keras
 from keras_unison.engines.tensorflow.placement import Placement
 from keras_unison.hardware.backends.tensorflow import list_devices
 
+# The newest move of a weight that a model's traced functions know of.
+_traced_after: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
 
-def spread(layer: Any, placement: Placement) -> None:
-    """Gives each device about the same number of the layer's bytes."""
+
+def spread(layer: Any, placement: Placement, anew: bool = False) -> None:
+    """Gives each device about the same number of the layer's bytes.
+
+    Args:
+        layer: The layer, or model with its optimizer.
+        placement: The devices.
+        anew: Move what is on one of these devices already. Otherwise it stays:
+            another model may have placed it there and be training.
+    """
     load = dict.fromkeys(placement.devices, 0)
+    waiting: list[Any] = []
+    for variable in _movable(layer):
+        device = None if anew else _place_of(variable, placement)
+        if device is None:
+            waiting.append(variable)
+        else:
+            load[device] += _bytes(variable)
     owners: dict[int, str] = {}
-    for variable in sorted(_movable(layer), key=_bytes, reverse=True):
+    for variable in sorted(waiting, key=_bytes, reverse=True):
         owner = min(load, key=lambda device: load[device])
         load[owner] += _bytes(variable)
         owners[id(variable)] = owner
         _move(variable, owner)
     _move_slots(getattr(layer, "optimizer", None), owners)
+
+
+def trace_anew_where_moved(model: Any) -> None:
+    """Forgets the functions that a model has traced before its weights were moved."""
+    newest = _newest_move(model)
+    if newest > _traced_after.get(model, 0):
+        _keras.forget_functions(model)
+        _traced_after[model] = newest
+
+
+def keep_what_is_traced(model: Any) -> None:
+    """Says that what a model has traced uses its weights where they are."""
+    _traced_after[model] = _newest_move(model)
+
+
+def _newest_move(model: Any) -> int:
+    optimizer = getattr(model, "optimizer", None)
+    variables = [*model.weights, *getattr(optimizer, "variables", ())]
+    return max(map(_keras.last_move, variables), default=0)
 
 
 def bring_home(layer: Any) -> None:
@@ -34,6 +71,14 @@ def bring_home(layer: Any) -> None:
     for variable in _movable(layer):
         _move(variable, home)
     _move_slots(getattr(layer, "optimizer", None), owners)
+
+
+def _place_of(variable: Any, placement: Placement) -> str | None:
+    """The device of the placement that a variable was moved to, if it was."""
+    if not _keras.last_move(variable):
+        return None
+    there = _keras.tensorflow_variable(variable).device
+    return next((d for d in placement.devices if there.endswith(d)), None)
 
 
 def _movable(layer: Any) -> list[Any]:

@@ -56,6 +56,8 @@ def programs(names: tuple[str, ...] = ()) -> Iterator[Seen]:
     seen = Seen()
     traces: Traces = {}
     context.enable_run_metadata()
+    # What other tests have run stays in it until it is taken out.
+    context.export_run_metadata()
     try:
         with _reporting(traces):
             yield seen

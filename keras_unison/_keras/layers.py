@@ -1,0 +1,199 @@
+"""Calls of layers, and what Keras keeps beside tensors and layers."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+HOOKED = "_unison_original"
+
+
+def hook_calls(
+    call: Callable[[Callable[..., Any], Any, Any, Any], Any],
+) -> None:
+    """Lets `call(original, operation, args, kwargs)` make the calls of operations.
+
+    Operations are layers and the nodes of functional models that are none. Keras
+    has no hook around their calls, and a special method is looked up on the class,
+    so that the classes themselves have to change. Done once, when the first step
+    runs on several devices.
+    """
+    import keras
+    from keras.src.ops.operation import Operation
+
+    layer_class = keras.layers.Layer
+    of_layers, of_others = layer_class.__call__, Operation.__call__
+    if hasattr(of_layers, HOOKED):
+        return
+
+    @functools.wraps(of_layers)
+    def layer_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(of_layers, self, args, kwargs)
+
+    @functools.wraps(of_others)
+    def operation_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self, layer_class):
+            # The end of a layer's own call.
+            return of_others(self, *args, **kwargs)
+        return call(of_others, self, args, kwargs)
+
+    for cls, original, hooked in (
+        (layer_class, of_layers, layer_call),
+        (Operation, of_others, operation_call),
+    ):
+        setattr(hooked, HOOKED, original)
+        cls.__call__ = hooked
+
+
+def get_mask(tensor: Any) -> Any:
+    """The Keras mask of a tensor, which Keras keeps beside the tensor."""
+    from keras.src.backend.common import masking
+
+    return masking.get_keras_mask(tensor)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Gives a tensor a Keras mask."""
+    from keras.src.backend.common import masking
+
+    masking.set_keras_mask(tensor, mask)
+
+
+def copy_mask(source: Any, target: Any) -> None:
+    """Gives `target` the Keras mask of `source`.
+
+    Keras keeps masks beside the tensor object; a tensor that was moved or
+    constrained is another object and would lose it.
+    """
+    mask = get_mask(source)
+    if mask is not None:
+        set_mask(target, mask)
+
+
+def get_logits(tensor: Any) -> Any:
+    """What an activation was computed from, which Keras keeps for crossentropies."""
+    return getattr(tensor, "_keras_logits", None)
+
+
+def set_logits(tensor: Any, logits: Any) -> None:
+    """Tells Keras what a tensor was computed from."""
+    tensor._keras_logits = logits
+
+
+def hook_batch_moments(
+    moments: Callable[[Callable[..., Any], Any, Any, Any], Any],
+) -> None:
+    """Lets `moments(original, layer, inputs, mask)` take batch statistics, once.
+
+    BatchNormalization has no public hook between its statistics and what it does
+    with them: moving averages, renormalization, the normalized output.
+    """
+    import keras
+
+    cls = keras.layers.BatchNormalization
+    original = cls._moments
+    if hasattr(original, HOOKED):
+        return
+
+    @functools.wraps(original)
+    def _moments(self: Any, inputs: Any, mask: Any) -> Any:
+        return moments(original, self, inputs, mask)
+
+    setattr(_moments, HOOKED, original)
+    cls._moments = _moments
+
+
+def batch_axes(layer: Any) -> list[int]:
+    """The axes over which a BatchNormalization takes its statistics."""
+    return list(layer._reduction_axes)
+
+
+def hook_values(values: Callable[..., Any]) -> None:
+    """Lets `values(function, y_true, y_pred, **options)` compute losses, once.
+
+    Keras's losses and metrics that wrap a function reduce what it returns; there is
+    no public hook between the two.
+    """
+    from keras.src.losses.losses import LossFunctionWrapper
+    from keras.src.metrics.reduction_metrics import MeanMetricWrapper
+
+    def hook(cls: Any, method: str, attribute: str) -> None:
+        original = getattr(cls, method)
+        if hasattr(original, HOOKED):
+            return
+
+        @functools.wraps(original)
+        def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
+            function = getattr(self, attribute)
+            setattr(self, attribute, functools.partial(values, function))
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                setattr(self, attribute, function)
+
+        setattr(hooked, HOOKED, original)
+        setattr(cls, method, hooked)
+
+    hook(LossFunctionWrapper, "call", "fn")
+    hook(MeanMetricWrapper, "update_state", "_fn")
+
+
+def operations_of(layer: Any) -> list[Any]:
+    """The layer, its layers at any depth, and the other nodes of its graphs."""
+    if not hasattr(layer, "_flatten_layers"):
+        return [layer]
+    found: dict[int, Any] = {}
+    for inner in layer._flatten_layers():
+        found[id(inner)] = inner
+        for operation in getattr(inner, "_operations", ()):
+            found.setdefault(id(operation), operation)
+    return list(found.values())
+
+
+def build_by_call(call: Callable[..., Any], layer: Any, arguments: Any) -> None:
+    """Builds a layer and its layers by a call on symbolic tensors.
+
+    A layer that is built by its first call cannot make variables inside of a
+    replica. Keras builds models so in its own trainer on JAX.
+    """
+    import keras
+    from keras import tree
+
+    def symbolic(leaf: Any) -> Any:
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            return leaf
+        if hasattr(leaf, "_value") or leaf.shape.rank is None:
+            return leaf
+        dtype = keras.backend.standardize_dtype(leaf.dtype)
+        tensor = keras.KerasTensor(tuple(leaf.shape), dtype=dtype)
+        copy_mask_spec(leaf, tensor)
+        return tensor
+
+    def copy_mask_spec(source: Any, target: Any) -> None:
+        mask = get_mask(source)
+        if mask is not None:
+            set_mask(target, symbolic(mask))
+
+    args, kwargs = tree.map_structure(symbolic, arguments)
+    call(layer, *args, **kwargs)
+
+
+def computed_in(layer: Any) -> dict[int, str]:
+    """The type that each trainable weight is cast to, by identity of the weight."""
+    return {
+        id(variable): inner.compute_dtype
+        for inner in layer._flatten_layers()
+        for variable in inner._trainable_variables
+        if variable._autocast
+    }
+
+
+def is_built(layer: Any) -> bool:
+    """Whether a layer and all its layers are built."""
+    return all(inner.built for inner in layer._flatten_layers())
+
+
+def replace_losses(layer: Any, losses: list[Any]) -> None:
+    """Makes these the losses that the last call of a layer added."""
+    layer._clear_losses()
+    for loss in losses:
+        layer.add_loss(loss)
