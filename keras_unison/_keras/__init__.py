@@ -5,6 +5,7 @@ clear message when a Keras release changes one. keras is imported inside functio
 that the command line can start without it.
 """
 
+from keras_unison._keras.hooks import replace_once
 from keras_unison._keras.jax import (
     STATE_PARTS,
     forget_pending_state,
@@ -72,6 +73,7 @@ __all__ = [
     "jax_trainer_hooks",
     "pending_state",
     "publish_state",
+    "replace_once",
     "replace_source",
     "set_pending_state",
     "state_dict",

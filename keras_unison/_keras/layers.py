@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-HOOKED = "_unison_original"
+from keras_unison._keras.hooks import replace_once
 
 
 def hook_calls(
@@ -21,27 +21,24 @@ def hook_calls(
     from keras.src.ops.operation import Operation
 
     layer_class = keras.layers.Layer
-    of_layers, of_others = layer_class.__call__, Operation.__call__
-    if hasattr(of_layers, HOOKED):
-        return
 
-    @functools.wraps(of_layers)
-    def layer_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return call(of_layers, self, args, kwargs)
+    def of_layer(original: Callable[..., Any]) -> Callable[..., Any]:
+        def layer_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return call(original, self, args, kwargs)
 
-    @functools.wraps(of_others)
-    def operation_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self, layer_class):
-            # The end of a layer's own call.
-            return of_others(self, *args, **kwargs)
-        return call(of_others, self, args, kwargs)
+        return layer_call
 
-    for cls, original, hooked in (
-        (layer_class, of_layers, layer_call),
-        (Operation, of_others, operation_call),
-    ):
-        setattr(hooked, HOOKED, original)
-        cls.__call__ = hooked
+    def of_other(original: Callable[..., Any]) -> Callable[..., Any]:
+        def operation_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(self, layer_class):
+                # The end of a layer's own call.
+                return original(self, *args, **kwargs)
+            return call(original, self, args, kwargs)
+
+        return operation_call
+
+    replace_once(layer_class, "__call__", of_layer)
+    replace_once(Operation, "__call__", of_other)
 
 
 def get_mask(tensor: Any) -> Any:
@@ -89,17 +86,13 @@ def hook_batch_moments(
     """
     import keras
 
-    cls = keras.layers.BatchNormalization
-    original = cls._moments
-    if hasattr(original, HOOKED):
-        return
+    def taken(original: Callable[..., Any]) -> Callable[..., Any]:
+        def _moments(self: Any, inputs: Any, mask: Any) -> Any:
+            return moments(original, self, inputs, mask)
 
-    @functools.wraps(original)
-    def _moments(self: Any, inputs: Any, mask: Any) -> Any:
-        return moments(original, self, inputs, mask)
+        return _moments
 
-    setattr(_moments, HOOKED, original)
-    cls._moments = _moments
+    replace_once(keras.layers.BatchNormalization, "_moments", taken)
 
 
 def batch_axes(layer: Any) -> list[int]:
@@ -116,25 +109,22 @@ def hook_values(values: Callable[..., Any]) -> None:
     from keras.src.losses.losses import LossFunctionWrapper
     from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 
-    def hook(cls: Any, method: str, attribute: str) -> None:
-        original = getattr(cls, method)
-        if hasattr(original, HOOKED):
-            return
+    def with_values_of(attribute: str) -> Callable[..., Any]:
+        def made(original: Callable[..., Any]) -> Callable[..., Any]:
+            def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+                function = getattr(self, attribute)
+                setattr(self, attribute, functools.partial(values, function))
+                try:
+                    return original(self, *args, **kwargs)
+                finally:
+                    setattr(self, attribute, function)
 
-        @functools.wraps(original)
-        def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
-            function = getattr(self, attribute)
-            setattr(self, attribute, functools.partial(values, function))
-            try:
-                return original(self, *args, **kwargs)
-            finally:
-                setattr(self, attribute, function)
+            return method
 
-        setattr(hooked, HOOKED, original)
-        setattr(cls, method, hooked)
+        return made
 
-    hook(LossFunctionWrapper, "call", "fn")
-    hook(MeanMetricWrapper, "update_state", "_fn")
+    replace_once(LossFunctionWrapper, "call", with_values_of("fn"))
+    replace_once(MeanMetricWrapper, "update_state", with_values_of("_fn"))
 
 
 def operations_of(layer: Any) -> list[Any]:

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from keras_unison._keras.layers import HOOKED
+from keras_unison._keras.hooks import replace_once
 
 # What Keras's trainer on TensorFlow makes its traced functions by, and keeps them as.
 FUNCTION_MAKERS = {
@@ -13,7 +13,6 @@ FUNCTION_MAKERS = {
     "make_test_function": "test_function",
     "make_predict_function": "predict_function",
 }
-
 
 _moves = itertools.count(1)
 
@@ -30,11 +29,8 @@ def hook_random(
     from keras.src.backend.tensorflow import random
 
     for name, draw in {**draws, "draw_seed": seed}.items():
-        original = getattr(random, name)
-        if not hasattr(original, HOOKED):
-            hooked = functools.wraps(original)(functools.partial(draw, original))
-            setattr(hooked, HOOKED, original)
-            setattr(random, name, hooked)
+        # Gets the original, and returns `draw` with it as the first argument.
+        replace_once(random, name, functools.partial(functools.partial, draw))
 
 
 def tensorflow_variable(variable: Any) -> Any:
@@ -77,21 +73,15 @@ def hook_functions(made: Callable[[Any], None]) -> None:
     """
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
-    def hook(name: str) -> None:
-        original = getattr(TensorFlowTrainer, name)
-        if hasattr(original, HOOKED):
-            return
-
-        @functools.wraps(original)
-        def hooked(self: Any, force: bool = False) -> Any:
+    def watched(original: Callable[..., Any]) -> Callable[..., Any]:
+        def make(self: Any, force: bool = False) -> Any:
             made(self)
             return original(self, force)
 
-        setattr(hooked, HOOKED, original)
-        setattr(TensorFlowTrainer, name, hooked)
+        return make
 
     for name in FUNCTION_MAKERS:
-        hook(name)
+        replace_once(TensorFlowTrainer, name, watched)
 
 
 def hook_slots() -> None:
@@ -103,19 +93,16 @@ def hook_slots() -> None:
     import tensorflow as tf
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
-    original = TFOptimizer.add_variable_from_reference
-    if hasattr(original, HOOKED):
-        return
+    def placed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def add(self: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+            if not last_move(reference_variable):
+                return original(self, reference_variable, *args, **kwargs)
+            with tf.init_scope(), tf.device(reference_variable._value.device):
+                return original(self, reference_variable, *args, **kwargs)
 
-    @functools.wraps(original)
-    def hooked(self: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
-        if not last_move(reference_variable):
-            return original(self, reference_variable, *args, **kwargs)
-        with tf.init_scope(), tf.device(reference_variable._value.device):
-            return original(self, reference_variable, *args, **kwargs)
+        return add
 
-    setattr(hooked, HOOKED, original)
-    TFOptimizer.add_variable_from_reference = hooked
+    replace_once(TFOptimizer, "add_variable_from_reference", placed)
 
 
 def hook_updates() -> None:
@@ -126,20 +113,16 @@ def hook_updates() -> None:
     """
     import tensorflow as tf
 
-    extended = tf.distribute.get_strategy().extended
-    original = extended.update
-    if hasattr(original, HOOKED):
-        return
+    def placed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def update(var: Any, *args: Any, **kwargs: Any) -> Any:
+            if not getattr(var, "_unison_move", 0):
+                return original(var, *args, **kwargs)
+            with tf.device(var.device):
+                return original(var, *args, **kwargs)
 
-    @functools.wraps(original)
-    def update(var: Any, *args: Any, **kwargs: Any) -> Any:
-        if not getattr(var, "_unison_move", 0):
-            return original(var, *args, **kwargs)
-        with tf.device(var.device):
-            return original(var, *args, **kwargs)
+        return update
 
-    setattr(update, HOOKED, original)
-    extended.update = update
+    replace_once(tf.distribute.get_strategy().extended, "update", placed)
 
 
 def slots_of(optimizer: Any) -> list[tuple[Any, Any]]:

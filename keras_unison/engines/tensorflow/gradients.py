@@ -4,32 +4,30 @@ TensorFlow makes the operations of a gradient where `tape.gradient` is called, w
 is no replica's place: all of them would run on the first device.
 """
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from keras_unison import _keras
 from keras_unison.engines.tensorflow.parts import remembers_parts
 
-_HOOKED = "_unison_original"
 _SCOPE = "gradient_tape/"
 
 
 def hook_gradients() -> None:
     """Lets the gradients of divided steps be placed, once."""
-    original = tf.GradientTape.gradient
-    if hasattr(original, _HOOKED):
-        return
 
-    @functools.wraps(original)
-    def gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if tf.executing_eagerly() or not remembers_parts():
-            return original(self, *args, **kwargs)
-        with tf.compat.v1.device(_place):
-            return original(self, *args, **kwargs)
+    def placed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if tf.executing_eagerly() or not remembers_parts():
+                return original(self, *args, **kwargs)
+            with tf.compat.v1.device(_place):
+                return original(self, *args, **kwargs)
 
-    setattr(gradient, _HOOKED, original)
-    tf.GradientTape.gradient = gradient
+        return gradient
+
+    _keras.replace_once(tf.GradientTape, "gradient", placed)
 
 
 def _place(operation: Any) -> str:
