@@ -96,7 +96,7 @@ def _run_kept(
 
 def _say_what_is_not_divided(replicas: Replicas, operation: str | None) -> None:
     if operation is not None:
-        replicas.warn_once(
+        replicas.once.warn(
             operation,
             f"XLA does not divide {operation}: every device computes it whole, and "
             "the other layers in parts. Results are right.",
@@ -127,7 +127,7 @@ def _division(
         reason = "runs eagerly" if division is Division.UNEVEN else None
     if reason is None:
         return division
-    replicas.warn_once(
+    replicas.once.warn(
         reason,
         f"A step that {reason} cannot be divided over {placement.size} devices for "
         f"a batch of {rows} rows: every device computes the whole batch. Results are "

@@ -5,8 +5,9 @@ from typing import Any
 import keras
 
 from keras_unison import _keras
-from keras_unison.engines.jax.placement import placement_on
+from keras_unison.engines.jax.placement import Twins, placement_on
 from keras_unison.engines.jax.replicas import (
+    Replicas,
     drop_replicas,
     find_replicas,
     set_replicas,
@@ -30,7 +31,8 @@ def prepare(model: Any, positions: list[int], exact_draws: bool) -> None:
     present = find_replicas(model)
     if present is not None and present.placement.positions == tuple(positions):
         return
-    set_replicas(model, placement_on(positions))
+    placement = placement_on(positions)
+    set_replicas(model, Replicas(placement=placement, twins=Twins(placement=placement)))
     upgrade(model, JaxDataParallel)
     _keras.forget_functions(model)
 

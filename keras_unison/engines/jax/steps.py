@@ -13,7 +13,7 @@ from keras_unison.engines.interrupts import interrupts_wait, step_begins, step_e
 from keras_unison.engines.jax.batch import constrain, flatten, shape_of, with_rows
 from keras_unison.engines.jax.obstacles import obstacle
 from keras_unison.engines.jax.placement import Placement, Twins
-from keras_unison.engines.jax.replicas import find_replicas, newest_placement
+from keras_unison.engines.jax.replicas import find_replicas, newest_replicas
 from keras_unison.engines.layer_calls import cutting
 from keras_unison.errors import ModelError, UnisonWarning
 
@@ -31,7 +31,8 @@ def divided_step(function: Callable[..., Any]) -> Callable[..., Any]:
     record = _Step(function=function)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        record.move_to(newest_placement())
+        newest = newest_replicas()
+        record.move_to(None if newest is None else newest.placement)
         if record.twins is None:
             return function(*args, **kwargs)
         leaves, structure = flatten((args, kwargs))

@@ -1,14 +1,10 @@
 """What a model's class gains: Keras's trainer with its steps divided."""
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
-import keras
-
 from keras_unison import _keras
-from keras_unison.engines.conflicts import refuse_other_strategies
 from keras_unison.engines.interrupts import interrupts_wait
 from keras_unison.engines.jax.batch import Batch, constrain
 from keras_unison.engines.jax.loop import Step, place_source, wrap_step
@@ -16,21 +12,14 @@ from keras_unison.engines.jax.placement import Placement
 from keras_unison.engines.jax.replicas import replicas_of
 from keras_unison.engines.jax.state import bring_home, keep_layouts, place_state
 from keras_unison.engines.layer_calls import cutting
-
-_METHODS = (
-    "fit",
-    "evaluate",
-    "predict",
-    "train_on_batch",
-    "test_on_batch",
-    "predict_on_batch",
-)
+from keras_unison.engines.methods import guard_methods
 
 
 @contextmanager
-def _loop(model: Any) -> Iterator[None]:
+def _loop(
+    model: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[None]:
     """Around a method that runs steps: nothing is lost when it fails."""
-    refuse_other_strategies()
     replicas = replicas_of(model)
     with interrupts_wait():
         try:
@@ -80,17 +69,6 @@ def _call_divided(
         return step(state, constrain(batch.data, placement, batch.division)[0])
 
 
-def _guarded(name: str) -> Callable[..., Any]:
-    original = getattr(keras.Model, name)
-
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _loop(self):
-            return getattr(super(JaxDataParallel, self), name)(*args, **kwargs)
-
-    return method
-
-
 _Hooks = _keras.jax_trainer_hooks(
     wrap_step=wrap_step,
     place_state=place_state,
@@ -103,5 +81,4 @@ class JaxDataParallel(_Steps, _Hooks):  # type: ignore[misc, valid-type]
     """In front of a model's class: its loops run on all of its devices."""
 
 
-for _name in _METHODS:
-    setattr(JaxDataParallel, _name, _guarded(_name))
+guard_methods(JaxDataParallel, _loop)

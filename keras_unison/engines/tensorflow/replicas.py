@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_unison.engines.once import Once
+from keras_unison.engines.records import Once, Records
 from keras_unison.engines.tensorflow.placement import Placement
 from keras_unison.engines.tensorflow.plan import Plan
 
@@ -33,36 +33,12 @@ class Replicas:
     asked_to_build: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
 
 
-# Kept here and not on the models: what Keras saves, it finds by walking the
-# attributes of the model.
-_replicas: "weakref.WeakKeyDictionary[Any, Replicas]" = weakref.WeakKeyDictionary()
-
-
-def set_replicas(model: Any, replicas: Replicas) -> None:
-    """Places `model` anew; it becomes the newest."""
-    _replicas.pop(model, None)
-    _replicas[model] = replicas
-
-
-def replicas_of(model: Any) -> Replicas:
-    """The record of a model that the engine runs."""
-    return _replicas[model]
-
-
-def find_replicas(model: Any) -> Replicas | None:
-    """The record of a model; None for a plain one."""
-    return _replicas.get(model)
-
-
-def drop_replicas(model: Any) -> None:
-    """Forgets a model."""
-    _replicas.pop(model, None)
-
-
-def newest_replicas() -> Replicas | None:
-    """The record of the model that was placed last; None if there is none."""
-    found = list(_replicas.values())
-    return found[-1] if found else None
+_records: Records[Replicas] = Records()
+set_replicas = _records.put
+replicas_of = _records.of
+find_replicas = _records.find
+drop_replicas = _records.drop
+newest_replicas = _records.newest
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,22 +11,13 @@ from keras import tree
 
 from keras_unison import _keras
 from keras_unison.batches.rows import count_rows
-from keras_unison.engines.conflicts import refuse_other_strategies
+from keras_unison.engines.methods import guard_methods
 from keras_unison.engines.tensorflow.replicas import replicas_of
 from keras_unison.engines.tensorflow.steps import dividing
 from keras_unison.engines.tensorflow.weights import (
     keep_what_is_traced,
     spread,
     trace_anew_where_moved,
-)
-
-_METHODS = (
-    "fit",
-    "evaluate",
-    "predict",
-    "train_on_batch",
-    "test_on_batch",
-    "predict_on_batch",
 )
 
 _making: ContextVar[bool] = ContextVar("keras_unison_making", default=False)
@@ -81,23 +72,20 @@ def _compiles(model: Any) -> bool:
     return bool(model.jit_compile) and not model.run_eagerly
 
 
-def _guarded(name: str) -> Callable[..., Any]:
-    original = getattr(keras.Model, name)
-
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        refuse_other_strategies()
-        if name.endswith("_on_batch"):
-            _refuse_no_rows(args[0] if args else kwargs.get("x"))
-        try:
-            return getattr(super(TensorFlowDataParallel, self), name)(*args, **kwargs)
-        except BaseException:
-            if not getattr(getattr(self, "optimizer", None), "built", True):
-                # A function whose first trace has failed can make no variables.
-                _keras.forget_functions(self)
-            raise
-
-    return method
+@contextmanager
+def _loop(
+    model: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[None]:
+    """Around a method that runs steps: where it fails, it can be called again."""
+    if name.endswith("_on_batch"):
+        _refuse_no_rows(args[0] if args else kwargs.get("x"))
+    try:
+        yield
+    except BaseException:
+        if not getattr(getattr(model, "optimizer", None), "built", True):
+            # A function whose first trace has failed can make no variables.
+            _keras.forget_functions(model)
+        raise
 
 
 def _refuse_no_rows(x: Any) -> None:
@@ -121,7 +109,6 @@ def _making_its_function(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in _METHODS:
-    setattr(TensorFlowDataParallel, _name, _guarded(_name))
+guard_methods(TensorFlowDataParallel, _loop)
 for _name in _keras.FUNCTION_MAKERS:
     setattr(TensorFlowDataParallel, _name, _making_its_function(_name))
