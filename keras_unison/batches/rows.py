@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Sequence
+from typing import Any
 
 from keras_unison.errors import BatchError
 
@@ -49,3 +50,13 @@ def divide(rows: int | None, devices: int) -> Division:
     if rows is None or rows < devices:
         return Division.WHOLE
     return Division.UNEVEN if rows % devices else Division.EVEN
+
+
+def bounds(rows: Any, devices: int) -> list[Any]:
+    """Where each device's rows begin, and where the last ones end.
+
+    Args:
+        rows: How many rows there are: a number, or a tensor of one.
+        devices: Number of devices.
+    """
+    return [rows * index // devices for index in range(devices + 1)]

@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras import tree
 
 from keras_unison._keras import get_logits, get_mask, set_logits, set_mask
+from keras_unison.batches.rows import bounds
 from keras_unison.engines.tensorflow.placement import Placement
 from keras_unison.engines.tensorflow.plan import Plan
 from keras_unison.engines.tensorflow.replicas import Replica
@@ -71,10 +72,9 @@ class Call:
         """How many rows a replica has, where they are known while tracing."""
         if self.fixed is None:
             return None
-        first, last = (
-            self.fixed * i // self.placement.size for i in (index, index + 1)
-        )
-        return last - first
+        ends = bounds(self.fixed, self.placement.size)
+        own: int = ends[index + 1] - ends[index]
+        return own
 
 
 def as_tensors(tree_of_arguments: Any) -> Any:
@@ -122,8 +122,8 @@ def bounds_of(rows: Any, replicas: int) -> list[Any]:
     of rows, so that no other axis of the same length can be taken for rows.
     """
     return [
-        tf.compat.v1.placeholder_with_default(rows * index // replicas, [])
-        for index in range(replicas + 1)
+        tf.compat.v1.placeholder_with_default(bound, [])
+        for bound in bounds(rows, replicas)
     ]
 
 
@@ -248,16 +248,33 @@ def gather_values(replica: Replica, part: Any, multiple: int) -> Any:
     summed_as = _SUMMED_AS.get(dtype, dtype)
     if summed_as not in _SUMMED:
         raise CannotMeet
-    before = call.bounds[replica.index] * multiple
-    after = (call.rows - call.bounds[replica.index + 1]) * multiple
-    pad = [[before, after], *[[0, 0]] * (part.shape.rank - 1)]
-    (whole,) = sum_over_replicas(replica, [tf.pad(tf.cast(part, summed_as), pad)])
+    padded = pad(replica, tf.cast(part, summed_as), multiple)
+    (whole,) = sum_over_replicas(replica, [padded])
     rows = call.fixed * multiple if call.fixed is not None else None
     whole.set_shape([rows, *part.shape[1:]])
     return tf.cast(whole, dtype)
 
 
-def own_part(replica: Replica, whole: Any, multiple: int) -> Any:
+def pad(replica: Replica, part: Any, multiple: Any, value: int = 0) -> Any:
+    """A replica's rows at their place in the whole batch, `value` in the others.
+
+    Args:
+        replica: The replica.
+        part: Its rows of a tensor.
+        multiple: How many times the rows of the batch there are.
+        value: What stands in the rows of the other replicas.
+    """
+    call = replica.call
+    before = call.bounds[replica.index] * multiple
+    after = (call.rows - call.bounds[replica.index + 1]) * multiple
+    return tf.pad(
+        part,
+        [[before, after], *[[0, 0]] * (part.shape.rank - 1)],
+        constant_values=tf.cast(value, part.dtype),
+    )
+
+
+def own_part(replica: Replica, whole: Any, multiple: Any) -> Any:
     """A replica's rows of what was computed from all rows, and of its mask."""
     call = replica.call
     begin = call.bounds[replica.index] * multiple
@@ -265,7 +282,9 @@ def own_part(replica: Replica, whole: Any, multiple: int) -> Any:
     part = whole[begin:end]
     if isinstance(part, tf.Tensor):
         own = call.own_fixed(replica.index) if call.plan.fixed_rows else None
-        part.set_shape([None if own is None else own * multiple, *whole.shape[1:]])
+        # A number of times may be known only in the step.
+        known = own is not None and isinstance(multiple, int)
+        part.set_shape([own * multiple if known else None, *whole.shape[1:]])
         mask = get_mask(whole)
         if mask is not None:
             set_mask(part, mask[begin:end])

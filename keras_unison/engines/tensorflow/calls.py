@@ -25,9 +25,8 @@ from keras_unison.engines.tensorflow.batch import (
 from keras_unison.engines.tensorflow.compiled import compiled
 from keras_unison.engines.tensorflow.gathered import call_within
 from keras_unison.engines.tensorflow.parts import remember
-from keras_unison.engines.tensorflow.placement import Placement
 from keras_unison.engines.tensorflow.plan import Plan
-from keras_unison.engines.tensorflow.replicas import Replica, within
+from keras_unison.engines.tensorflow.replicas import Replica, Replicas, within
 from keras_unison.engines.tensorflow.scope import ReplicaScope
 from keras_unison.engines.tensorflow.shared import read_by, shared_values
 from keras_unison.errors import ModelError
@@ -54,15 +53,16 @@ class Result:
     whole: list[bool]
 
 
-def is_divisible(layer: Any, args: Any, kwargs: Any) -> bool:
-    """Whether this is a call of a layer on a batch."""
+def batch_arguments(layer: Any, args: Any, kwargs: Any) -> Any:
+    """The arguments of a layer call on a batch, as tensors; None for another call."""
     if not isinstance(layer, keras.layers.Layer):
-        return False
+        return None
     leaves = tree.flatten((args, kwargs))
     if any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
-        return False
+        return None
     # In eager mode a step may get NumPy's arrays.
-    return first_batch(as_tensors((args, kwargs))) is not None
+    arguments = as_tensors((args, kwargs))
+    return None if first_batch(arguments) is None else arguments
 
 
 def call_whole(original: Original, layer: Any, args: Any, kwargs: Any) -> Any:
@@ -74,12 +74,10 @@ def call_whole(original: Original, layer: Any, args: Any, kwargs: Any) -> Any:
 def call_divided(
     original: Original,
     layer: Any,
-    args: Any,
-    kwargs: Any,
+    arguments: Any,
     *,
-    placement: Placement,
+    replicas: Replicas,
     plan: Plan,
-    exact_draws: bool = True,
     jit: bool = False,
     seen: dict[Any, list[Any]] | None = None,
 ) -> Any:
@@ -88,25 +86,23 @@ def call_divided(
     Args:
         original: Keras's own call.
         layer: The layer.
-        args: Its arguments, for all rows.
-        kwargs: Its arguments by name.
-        placement: The devices.
+        arguments: Its arguments, for all rows, and those by name.
+        replicas: Where it is divided.
         plan: How the call is divided.
-        exact_draws: Whether replicas make the draws of one device.
         jit: Whether XLA compiles each replica's part.
         seen: Where the lengths of first axes are noted.
 
     Raises:
         CannotMeet: A layer needs sums over replicas where there can be none.
     """
-    arguments = as_tensors((args, kwargs))
+    placement = replicas.placement
     first = first_batch(arguments)
     rows = count_rows(first)
     call = Call(
         site=next(_sites),
         placement=placement,
         plan=plan,
-        exact_draws=exact_draws,
+        exact_draws=replicas.exact_draws,
         rows=rows,
         bounds=bounds_of(rows, placement.size),
         fixed=first.shape[0],

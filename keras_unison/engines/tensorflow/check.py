@@ -17,7 +17,7 @@ from keras_unison.engines.row_layers import (
     operations_in,
 )
 from keras_unison.engines.search import smallest
-from keras_unison.engines.tensorflow.batch import as_tensors, first_batch
+from keras_unison.engines.tensorflow.batch import first_batch
 from keras_unison.engines.tensorflow.calls import Original
 from keras_unison.engines.tensorflow.plan import WHOLE, Plan
 from keras_unison.engines.tensorflow.replicas import Replicas
@@ -30,15 +30,14 @@ from keras_unison.engines.tensorflow.trial import Trial, Undividable, same
 
 
 def find_plan(
-    original: Original, layer: Any, args: Any, kwargs: Any, replicas: Replicas
+    original: Original, layer: Any, arguments: Any, replicas: Replicas
 ) -> Plan:
     """How a layer call is divided with the results of one device.
 
     Args:
         original: Keras's own call.
         layer: The layer.
-        args: Its arguments for a batch.
-        kwargs: Its arguments by name.
+        arguments: Its arguments for a batch, and those by name.
         replicas: Where it is divided.
 
     Returns:
@@ -52,7 +51,7 @@ def find_plan(
         return Plan(gathered=stateful)
     try:
         with tf.init_scope():
-            trial = _trial(original, layer, as_tensors((args, kwargs)), replicas)
+            trial = _trial(original, layer, arguments, replicas)
             return _locate(trial, stateful, doubted)
     except Undividable as error:
         warn_whole(layer, str(error), replicas)

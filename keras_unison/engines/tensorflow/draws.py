@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_unison import _keras
-from keras_unison.engines.tensorflow.batch import gather_values
+from keras_unison.engines.tensorflow.batch import gather_values, own_part, pad
 from keras_unison.engines.tensorflow.places import look
 from keras_unison.engines.tensorflow.replicas import Replica, current_replica
 
@@ -143,28 +143,14 @@ class _Rows:
 
     def own(self, whole: Any) -> Any:
         """The replica's rows."""
-        call, index = self.replica.call, self.replica.index
-        begin, end = (
-            call.bounds[index] * self.times,
-            call.bounds[index + 1] * self.times,
-        )
-        part = whole[begin:end]
-        own = call.own_fixed(index) if call.plan.fixed_rows else None
-        fixed = isinstance(self.times, int) and own is not None
-        part.set_shape([own * self.times if fixed else None, *whole.shape[1:]])
-        return part
+        return own_part(self.replica, whole, self.times)
 
     def padded(self, part: Any) -> Any:
-        """The whole batch with the replica's rows at their place."""
-        call, index = self.replica.call, self.replica.index
-        before = call.bounds[index] * self.times
-        after = (call.rows - call.bounds[index + 1]) * self.times
-        # Parameters of a distribution: 1 is allowed for all of them.
-        return tf.pad(
-            part,
-            [[before, after], *[[0, 0]] * (part.shape.rank - 1)],
-            constant_values=tf.ones([], part.dtype),
-        )
+        """The parameters of a distribution for the whole batch.
+
+        Those of other replicas' rows are 1, which is allowed for all of them.
+        """
+        return pad(self.replica, part, self.times, value=1)
 
     def widen(self, value: Any, shape: Any) -> Any:
         """A parameter for the whole batch, where it has a value for each row."""

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
-from keras_unison.engines.tensorflow.batch import has_rows
+from keras_unison.engines.tensorflow.batch import TENSORS, has_rows
 
 # Length of an axis that is not known.
 _LENGTH = 32
@@ -46,7 +46,7 @@ def random_rows(arguments: Any, first: Any, rows: int, positive: bool) -> Any:
     draw = np.random.default_rng(0)
 
     def sample(leaf: Any) -> Any:
-        if not isinstance(leaf, tf.Tensor | tf.SparseTensor | tf.RaggedTensor):
+        if not isinstance(leaf, TENSORS):
             return leaf
         count = rows if has_rows(leaf, first) else None
         return _sample(draw, leaf, count, positive)

@@ -12,9 +12,9 @@ from keras_unison import _keras
 from keras_unison.engines.layer_calls import handling
 from keras_unison.engines.tensorflow.calls import (
     Original,
+    batch_arguments,
     call_divided,
     call_whole,
-    is_divisible,
 )
 from keras_unison.engines.tensorflow.check import find_plan, warn_whole
 from keras_unison.engines.tensorflow.parts import remembering_parts
@@ -66,7 +66,8 @@ def _call(
 ) -> Any:
     """One outermost layer call."""
     replicas = find_replicas(layer) or replicas
-    if not is_divisible(layer, args, kwargs):
+    arguments = batch_arguments(layer, args, kwargs)
+    if arguments is None:
         return call_whole(original, layer, args, kwargs)
     if layer not in replicas.asked_to_build and not _keras.is_built(layer):
         replicas.asked_to_build.add(layer)
@@ -75,10 +76,10 @@ def _call(
         with handling(None), tf.init_scope():
             _keras.build_by_call(original, layer, (args, kwargs))
         spread(layer, replicas.placement)
-    plan = _plan(replicas, original, layer, args, kwargs)
+    plan = _plan(replicas, original, layer, arguments)
     if plan.divided:
         try:
-            return _divided(replicas, plan, jit, original, layer, args, kwargs)
+            return _divided(replicas, plan, jit, original, layer, arguments)
         except CannotMeet:
             pass
         warn_whole(layer, _why_not(), replicas)
@@ -91,25 +92,15 @@ def _divided(
     jit: bool,
     original: Original,
     layer: Any,
-    args: Any,
-    kwargs: Any,
+    arguments: Any,
 ) -> Any:
-    def call(jit: bool) -> Any:
-        return call_divided(
-            original,
-            layer,
-            args,
-            kwargs,
-            placement=replicas.placement,
-            plan=plan,
-            exact_draws=replicas.exact_draws,
-            jit=jit,
-        )
-
+    divided = functools.partial(
+        call_divided, original, layer, arguments, replicas=replicas, plan=plan
+    )
     if not jit:
-        return call(False)
+        return divided()
     try:
-        return call(True)
+        return divided(jit=True)
     except CannotMeet:
         replicas.once.warn(
             f"{id(layer)} jit",
@@ -118,7 +109,7 @@ def _divided(
             "replicas (BatchNormalization, or a layer that mixes rows). Results are "
             "right. Pass jit_compile=False to `compile` to say so yourself.",
         )
-        return call(False)
+        return divided()
 
 
 def _why_not() -> str:
@@ -130,26 +121,23 @@ def _why_not() -> str:
     return "it mixes rows of strings, or of ragged or sparse tensors"
 
 
-def _plan(
-    replicas: Replicas, original: Original, layer: Any, args: Any, kwargs: Any
-) -> Plan:
+def _plan(replicas: Replicas, original: Original, layer: Any, arguments: Any) -> Plan:
     plans = replicas.plans.setdefault(layer, {})
-    key = _signature(args, kwargs)
+    key = _signature(arguments)
     if key not in plans:
-        plans[key] = find_plan(original, layer, args, kwargs, replicas)
+        plans[key] = find_plan(original, layer, arguments, replicas)
     return plans[key]
 
 
-def _signature(args: Any, kwargs: Any) -> Any:
+def _signature(arguments: Any) -> Any:
     """What a plan depends on: all of the arguments but values and lengths."""
 
     def describe(leaf: Any) -> Any:
         shape = getattr(leaf, "shape", None)
         if shape is None:
             return repr(leaf)
-        rank = getattr(shape, "rank", len(shape) if shape is not None else None)
+        rank = getattr(shape, "rank", len(shape))
         return type(leaf).__name__, str(leaf.dtype), rank
 
-    leaves = tree.flatten((args, kwargs))
-    names = tuple(sorted(kwargs))
-    return names, tuple(describe(leaf) for leaf in leaves)
+    names = tuple(sorted(arguments[1]))
+    return names, tuple(map(describe, tree.flatten(arguments)))

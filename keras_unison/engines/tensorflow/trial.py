@@ -1,5 +1,6 @@
 """A layer call on a few rows, made whole and in parts, and compared."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
+from keras_unison.batches.rows import bounds
 from keras_unison.engines.tensorflow.calls import Original, call_divided, call_whole
 from keras_unison.engines.tensorflow.places import multiples
 from keras_unison.engines.tensorflow.plan import Plan
@@ -118,18 +120,16 @@ class Trial:
             lambda: call_divided(
                 self.original,
                 self.layer,
-                *self.arguments,
-                placement=self.replicas.placement,
+                self.arguments,
+                replicas=self.replicas,
                 plan=self.plan(gathered),
-                exact_draws=self.replicas.exact_draws,
                 seen=seen,
             ),
             seen=seen,
         )
         if look:
-            size = self.replicas.placement.size
-            bounds = [self.rows * index // size for index in range(size + 1)]
-            own = [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)]
+            ends = bounds(self.rows, self.replicas.placement.size)
+            own = [end - begin for begin, end in itertools.pairwise(ends)]
             losses = {
                 place[1]: lengths.pop(place)
                 for place in list(lengths)

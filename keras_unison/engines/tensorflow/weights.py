@@ -36,13 +36,12 @@ def spread(layer: Any, placement: Placement, anew: bool = False) -> None:
             waiting.append(variable)
         else:
             load[device] += _bytes(variable)
-    owners: dict[int, str] = {}
+    owners = []
     for variable in sorted(waiting, key=_bytes, reverse=True):
         owner = min(load, key=lambda device: load[device])
         load[owner] += _bytes(variable)
-        owners[id(variable)] = owner
-        _move(variable, owner)
-    _move_slots(getattr(layer, "optimizer", None), owners)
+        owners.append((variable, owner))
+    _settle(layer, owners)
 
 
 def trace_anew_where_moved(model: Any) -> None:
@@ -67,10 +66,17 @@ def _newest_move(model: Any) -> int:
 def bring_home(layer: Any) -> None:
     """Puts all weights on the first device again."""
     home = list_devices()[0].description
-    owners = {id(variable): home for variable in _movable(layer)}
-    for variable in _movable(layer):
-        _move(variable, home)
-    _move_slots(getattr(layer, "optimizer", None), owners)
+    _settle(layer, [(variable, home) for variable in _movable(layer)])
+
+
+def _settle(layer: Any, owners: list[tuple[Any, str]]) -> None:
+    """Moves weights, and the optimizer's slots for them, to these devices."""
+    for variable, owner in owners:
+        _move(variable, owner)
+    owner_of = {id(variable): owner for variable, owner in owners}
+    for variable, slot in _keras.slots_of(getattr(layer, "optimizer", None)):
+        if id(variable) in owner_of:
+            _move(slot, owner_of[id(variable)])
 
 
 def _place_of(variable: Any, placement: Placement) -> str | None:
@@ -99,9 +105,3 @@ def _move(variable: Any, device: str) -> None:
     value = _keras.tensorflow_variable(variable)
     if not value.device.endswith(device):
         _keras.move_variable(variable, device)
-
-
-def _move_slots(optimizer: Any, owners: dict[int, str]) -> None:
-    for variable, slot in _keras.slots_of(optimizer):
-        if id(variable) in owners:
-            _move(slot, owners[id(variable)])
