@@ -366,3 +366,55 @@ def test_replicas_draw_different_numbers(devices: int) -> None:
     step = ku.step(lambda x: model(x, training=True))
     seen = np.array(step(np.ones((12, 40), "float32")))
     assert len(np.unique(seen, axis=0)) == 12
+
+
+# --- a step of one's own ----------------------------------------------------
+
+
+class Several(layers.Layer):
+    """A number, rows, rows times two, and what is common to all rows."""
+
+    def call(self, x: Any) -> Any:
+        return 7, x * 2.0, ops.reshape(x, (-1, 4)), ops.mean(x, axis=0)
+
+
+class Holding(layers.Layer):
+    """Mixes no rows itself: what does is found inside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.several = Several()
+
+    def call(self, x: Any) -> Any:
+        return self.several(x)
+
+
+@ONLY_TENSORFLOW
+def test_outputs_of_all_kinds_keep_their_places(devices: int) -> None:
+    import tensorflow as tf
+
+    x, _ = data(BATCH)
+    layer = Holding()
+    expected = layer(x)
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(5)])
+    ku.DataParallel(model, devices)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ku.UnisonWarning)
+        found = ku.step(tf.function(lambda values: layer(values)))(tf.constant(x))
+    for one, many in zip(expected, found, strict=True):
+        np.testing.assert_allclose(many, one, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@ONLY_TENSORFLOW
+def test_an_array_builds_a_model_in_a_step(devices: int) -> None:
+    x, _ = data(BATCH)
+
+    def called(count: int) -> Any:
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([layers.Dense(13), layers.Dense(5)])
+        ku.DataParallel(model, count)
+        return np.array(ku.step(lambda values: model(values))(x))
+
+    np.testing.assert_allclose(
+        called(devices), called(1), rtol=TOLERANCE, atol=TOLERANCE
+    )

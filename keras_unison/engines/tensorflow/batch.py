@@ -176,13 +176,14 @@ def join(call: Call, parts: tuple[Any, ...], number: int) -> Any:
     if not isinstance(first, TENSORS):
         return first
     with tf.device(call.placement.devices[0]):
-        if first.shape.rank == 0 or number in call.plan.whole_outputs:
+        times = call.plan.times.get(number, 1)
+        if first.shape.rank == 0 or times == 0:
             return _one_of(parts)
         if isinstance(first, tf.SparseTensor):
             return tf.sparse.concat(0, list(parts))
         if isinstance(first, tf.RaggedTensor):
             return tf.concat(parts, 0)
-        return _join_tensors(call, parts, call.plan.times.get(number, 1))
+        return _join_tensors(call, parts, times)
 
 
 def _one_of(parts: tuple[Any, ...]) -> Any:

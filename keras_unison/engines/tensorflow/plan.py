@@ -17,9 +17,8 @@ class Plan:
             rows. By place: see `places.py`.
         fixed_rows: Replicas are told the number of their rows while they are
             traced, because the layer asks for it.
-        whole_outputs: Outputs of the call, by number, that have no axis of rows.
-        times: How many times the rows of the batch an output has, by its number, where
-            that is not once.
+        times: How many times the rows of the batch an output has, by its number; 0
+            for one without an axis of rows. What is not there has them once.
         summed_losses: Losses that its layers add, by number, which are sums over
             rows; others are means.
     """
@@ -28,7 +27,6 @@ class Plan:
     gathered: tuple[Any, ...] = ()
     multiples: Mapping[Any, int] = field(default_factory=dict)
     fixed_rows: bool = False
-    whole_outputs: frozenset[int] = frozenset()
     times: Mapping[int, int] = field(default_factory=dict)
     summed_losses: frozenset[int] = frozenset()
 

@@ -74,7 +74,7 @@ def _call(
         # Outside of the function that is being traced, which would give variables
         # their values only after it.
         with handling(None), tf.init_scope():
-            _keras.build_by_call(original, layer, (args, kwargs))
+            _keras.build_by_call(original, layer, arguments)
         spread(layer, replicas.placement)
     plan = _plan(replicas, original, layer, arguments)
     if plan.divided:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras import tree
 
 from keras_unison.batches.rows import bounds
+from keras_unison.engines.tensorflow.batch import TENSORS
 from keras_unison.engines.tensorflow.calls import Original, call_divided, call_whole
 from keras_unison.engines.tensorflow.places import multiples
 from keras_unison.engines.tensorflow.plan import Plan
@@ -57,20 +58,20 @@ class Values:
     """What a call computed, as arrays.
 
     Attributes:
-        outputs: Its outputs.
+        outputs: Its outputs that are tensors, by number.
         losses: The losses that its layers added.
         updates: New values of the variables it changed, by identity.
         tolerance: How exact the outputs can be.
     """
 
-    outputs: list[Any]
+    outputs: dict[int, Any]
     losses: list[Any]
     updates: dict[int, Any]
     tolerance: float
 
     def is_finite(self) -> bool:
         """Whether all of it is numbers."""
-        return is_finite([*self.outputs, *self.losses, *self.updates.values()])
+        return is_finite([*self.outputs.values(), *self.losses, *self.updates.values()])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,16 +179,17 @@ class Trial:
         """The plan in which these operations run on all rows."""
         lengths = {
             number: output.shape[0]
-            for number, output in enumerate(self.expected.outputs)
+            for number, output in self.expected.outputs.items()
             if output.ndim
         }
-        without = {n for n, length in lengths.items() if length % self.rows}
         return Plan(
             gathered=gathered,
             multiples=self.multiples,
             fixed_rows=self.fixed_rows,
-            whole_outputs=frozenset(without),
-            times={n: length // self.rows for n, length in lengths.items()},
+            times={
+                number: 0 if length % self.rows else length // self.rows
+                for number, length in lengths.items()
+            },
             summed_losses=self.summed_losses,
         )
 
@@ -202,21 +204,25 @@ class Trial:
         @tf.function(autograph=False)  # type: ignore[untyped-decorator]
         def traced() -> Any:
             with ReplicaScope(self.weights) as scope:
-                outputs = [_dense(leaf) for leaf in tree.flatten(call())]
-                outputs = [leaf for leaf in outputs if isinstance(leaf, tf.Tensor)]
+                outputs = {
+                    number: _dense(leaf)
+                    for number, leaf in enumerate(tree.flatten(call()))
+                    if isinstance(leaf, TENSORS)
+                }
                 losses = [tf.reduce_sum(loss) for loss in scope.losses]
                 updates = scope.updates()
-            kept.append(([id(variable) for variable, _ in updates], dict(seen or {})))
+            changed = [id(variable) for variable, _ in updates]
+            kept.append((list(outputs), changed, list(seen or {})))
             values = [value for _, value in updates]
-            return outputs, losses, values, list((seen or {}).values())
+            return list(outputs.values()), losses, values, list((seen or {}).values())
 
         concrete = traced.get_concrete_function()
         _refuse_side_effects(concrete.graph)
         outputs, losses, updates, lengths = concrete()
-        changed, places = kept[-1]
+        numbers, changed, places = kept[-1]
         kinds = {output.dtype.name for output in outputs}
         return Values(
-            outputs=floats_of(outputs),
+            outputs=dict(zip(numbers, floats_of(outputs), strict=True)),
             losses=floats_of(losses),
             updates=dict(zip(changed, floats_of(updates), strict=True)),
             tolerance=max([_TOLERANCES.get(kind, _TOLERANCE) for kind in kinds] or [0]),
@@ -268,11 +274,11 @@ def _nodes(graph: Any) -> list[Any]:
 
 def same(one: Values, other: Values) -> bool:
     """Whether two calls computed the same."""
-    if len(one.outputs) != len(other.outputs) or set(one.updates) != set(other.updates):
+    if set(one.outputs) != set(other.outputs) or set(one.updates) != set(other.updates):
         return False
     if len(one.losses) != len(other.losses):
         return False
-    pairs = list(zip(one.outputs, other.outputs, strict=True))
+    pairs = [(value, other.outputs[key]) for key, value in one.outputs.items()]
     pairs += zip(one.losses, other.losses, strict=True)
     pairs += [(value, other.updates[key]) for key, value in one.updates.items()]
     return all(_close(a, b, one.tolerance or _TOLERANCE) for a, b in pairs)
