@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from tests.equivalence.harness import data
+from tests.equivalence.harness import check, data
 
 ROWS = 82
 BATCH = 48
@@ -46,6 +46,20 @@ def compiled(cls: type, **settings: Any) -> Callable[[], Any]:
     return build
 
 
+def check_own(cls: type, devices: int) -> None:
+    """Requires that a model of this class trains and evaluates as on one device."""
+    check(compiled(cls), trained(X, Y), devices=devices, rows=DIVIDED, all_steps=True)
+
+
+def all_steps_of(model: Any) -> Any:
+    """What steps of training, evaluation and prediction give."""
+    return (
+        trained(X, Y)(model),
+        model.predict(X, batch_size=BATCH, verbose=0),
+        model.train_on_batch(X[:34], Y[:34], sample_weight=np.linspace(0, 1, 34)),
+    )
+
+
 class Distiller(keras.Model):
     """A student that learns from a frozen teacher, which is called in the step."""
 
@@ -64,6 +78,34 @@ class Distiller(keras.Model):
         soft = self.teacher(x, training=False)
         hard = super().compute_loss(x, y, y_pred, sample_weight)
         return hard + ops.mean(keras.losses.kl_divergence(soft, y_pred))
+
+
+def distiller() -> Any:
+    model = Distiller()
+    model.compile(keras.optimizers.SGD(0.1))
+    return model
+
+
+Loop = Callable[[Any], Any]
+
+
+def going_on(model: Any, loop: Loop, other_loop: Loop, path: Any) -> Any:
+    """A loop by hand; a call, a fit and a file after it; and another loop."""
+    first = loop(model)
+    by_hand = model(X[:33])
+    fitted = model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+    model.save(path)
+    again = keras.models.load_model(path)
+    assert type(again) is keras.Sequential
+    second = other_loop(model)
+    return (
+        first,
+        by_hand,
+        fitted,
+        again.predict(X, verbose=0),
+        second,
+        model.evaluate(X, Y, batch_size=BATCH, verbose=0),
+    )
 
 
 def loop_model() -> Any:

@@ -21,7 +21,7 @@ from tests.equivalence.own_steps import (
     Distiller,
     X,
     Y,
-    compiled,
+    check_own,
     trained,
 )
 
@@ -63,13 +63,7 @@ OVERRIDES: dict[str, type] = {
 
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_overridden_methods(name: str, devices: int) -> None:
-    check(
-        compiled(OVERRIDES[name]),
-        trained(X, Y),
-        devices=devices,
-        rows=DIVIDED,
-        all_steps=True,
-    )
+    check_own(OVERRIDES[name], devices)
 
 
 # --- add_loss, metrics ------------------------------------------------------

@@ -14,12 +14,14 @@ from tests.equivalence.own_steps import (
     BATCH,
     DIVIDED,
     ROWS,
-    Distiller,
     X,
     Y,
+    all_steps_of,
+    check_own,
     compiled,
+    distiller,
+    going_on,
     loop_model,
-    trained,
 )
 
 if not ON_JAX:
@@ -108,14 +110,7 @@ class GuideStep(keras.Model):
 
 
 def test_steps_as_in_keras_guide(devices: int) -> None:
-    def use(model: Any) -> Any:
-        return (
-            trained(X, Y)(model),
-            model.predict(X, batch_size=BATCH, verbose=0),
-            model.train_on_batch(X[:34], Y[:34], sample_weight=np.linspace(0, 1, 34)),
-        )
-
-    check(compiled(GuideStep), use, devices=devices, rows=DIVIDED)
+    check(compiled(GuideStep), all_steps_of, devices=devices, rows=DIVIDED)
 
 
 class RaisedWeights(keras.Model):
@@ -156,13 +151,7 @@ OVERRIDES: dict[str, type] = {
 
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_overridden_methods(name: str, devices: int) -> None:
-    check(
-        compiled(OVERRIDES[name]),
-        trained(X, Y),
-        devices=devices,
-        rows=DIVIDED,
-        all_steps=True,
-    )
+    check_own(OVERRIDES[name], devices)
 
 
 # --- several networks in one step -------------------------------------------
@@ -354,20 +343,11 @@ def test_a_model_goes_on_after_a_loop(tmp_path: Any, devices: int) -> None:
     """Called, fitted, saved and loaded with what the loop assigned."""
 
     def use(model: Any) -> Any:
-        first = loop(model, JITS["donated"])
-        by_hand = model(X[:33])
-        fitted = model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
-        model.save(tmp_path / "model.keras")
-        again = keras.models.load_model(tmp_path / "model.keras")
-        assert type(again) is keras.Sequential
-        second = loop(model, JITS["jitted"], epochs=1)
-        return (
-            first,
-            by_hand,
-            fitted,
-            again.predict(X, verbose=0),
-            second,
-            model.evaluate(X, Y, batch_size=BATCH, verbose=0),
+        return going_on(
+            model,
+            lambda model: loop(model, JITS["donated"]),
+            lambda model: loop(model, JITS["jitted"], epochs=1),
+            tmp_path / "model.keras",
         )
 
     check(loop_model, use, devices=devices, rows=DIVIDED)
@@ -402,11 +382,6 @@ def test_an_evaluation_of_the_user(devices: int) -> None:
 def test_a_loop_over_two_models(devices: int) -> None:
     """A student follows a teacher; both were made parallel."""
 
-    def build() -> Any:
-        model = Distiller()
-        model.compile(keras.optimizers.SGD(0.1))
-        return model
-
     def use(model: Any) -> Any:
         student, teacher = model.student, model.teacher
 
@@ -436,7 +411,7 @@ def test_a_loop_over_two_models(devices: int) -> None:
         ku.DataParallel(model.student, count)
         return model
 
-    check(build, use, devices=devices, rows=DIVIDED, wrap=wrap)
+    check(distiller, use, devices=devices, rows=DIVIDED, wrap=wrap)
 
 
 def test_results_of_a_step_lie_on_the_first_device(devices: int) -> None:

@@ -18,8 +18,11 @@ from tests.equivalence.own_steps import (
     Distiller,
     X,
     Y,
+    all_steps_of,
     body,
     compiled,
+    distiller,
+    going_on,
     loop_model,
     trained,
 )
@@ -95,16 +98,9 @@ class GuideStep(keras.Model):
 
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_steps_as_in_keras_guide(eagerly: bool, devices: int) -> None:
-    def use(model: Any) -> Any:
-        return (
-            trained(X, Y)(model),
-            model.predict(X, batch_size=BATCH, verbose=0),
-            model.train_on_batch(X[:34], Y[:34], sample_weight=np.linspace(0, 1, 34)),
-        )
-
     check(
         compiled(GuideStep, run_eagerly=eagerly),
-        use,
+        all_steps_of,
         devices=devices,
         rows=DIVIDED,
         all_steps=True,
@@ -693,20 +689,11 @@ def test_a_model_goes_on_after_a_loop(tmp_path: Any, devices: int) -> None:
     """Called, fitted, saved and loaded with what the loop assigned."""
 
     def use(model: Any) -> Any:
-        first = loop(model, in_function)
-        by_hand = model(X[:33])
-        fitted = model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
-        model.save(tmp_path / "model.keras")
-        again = keras.models.load_model(tmp_path / "model.keras")
-        assert type(again) is keras.Sequential
-        second = loop(model, around_function, epochs=1)
-        return (
-            first,
-            by_hand,
-            fitted,
-            again.predict(X, verbose=0),
-            second,
-            model.evaluate(X, Y, batch_size=BATCH, verbose=0),
+        return going_on(
+            model,
+            lambda model: loop(model, in_function),
+            lambda model: loop(model, around_function, epochs=1),
+            tmp_path / "model.keras",
         )
 
     check(loop_model, use, devices=devices, rows=DIVIDED)
@@ -714,11 +701,6 @@ def test_a_model_goes_on_after_a_loop(tmp_path: Any, devices: int) -> None:
 
 def test_a_loop_over_two_models(devices: int) -> None:
     """A student follows a teacher; both were made parallel."""
-
-    def build() -> Any:
-        model = Distiller()
-        model.compile(keras.optimizers.SGD(0.1))
-        return model
 
     def use(model: Any) -> Any:
         student, teacher = model.student, model.teacher
@@ -744,7 +726,7 @@ def test_a_loop_over_two_models(devices: int) -> None:
         ku.DataParallel(model.student, count)
         return model
 
-    check(build, use, devices=devices, rows=DIVIDED, wrap=wrap)
+    check(distiller, use, devices=devices, rows=DIVIDED, wrap=wrap)
 
 
 def test_a_loop_of_two_networks(devices: int) -> None:

@@ -40,6 +40,15 @@ def of(x: Any, y: Any = Y) -> Any:
     return tf.data.Dataset.from_tensor_slices((x, y))
 
 
+def through(model: Any, dataset: Any) -> Any:
+    """What training, evaluation and prediction make of a dataset."""
+    return (
+        model.fit(dataset, epochs=2, verbose=0),
+        model.evaluate(dataset, verbose=0),
+        model.predict(dataset.map(lambda x, y: x), verbose=0),
+    )
+
+
 DATASETS: dict[str, tuple[Callable[[], Any], list[int]]] = {
     "any_rows": (lambda: of(X).batch(BATCH), DIVIDED),
     "static_rows": (lambda: of(X).batch(41, drop_remainder=True), [41]),
@@ -159,11 +168,7 @@ def test_ragged_inputs(kind: str, source: str, devices: int) -> None:
     def use(model: Any) -> Any:
         dataset = of(RAGGED).batch(BATCH)
         if source == "dataset":
-            return (
-                model.fit(dataset, epochs=2, verbose=0),
-                model.evaluate(dataset, verbose=0),
-                model.predict(dataset.map(lambda x, y: x), verbose=0),
-            )
+            return through(model, dataset)
         first, rest = slice(0, BATCH), slice(BATCH, ROWS)
         return [
             (
@@ -212,12 +217,7 @@ def sparse_in_scipy(model: Any) -> Any:
 
 
 def sparse_in_dataset(model: Any) -> Any:
-    dataset = of(sparse_rows()).batch(BATCH)
-    return (
-        model.fit(dataset, epochs=2, verbose=0),
-        model.evaluate(dataset, verbose=0),
-        model.predict(dataset.map(lambda x, y: x), verbose=0),
-    )
+    return through(model, of(sparse_rows()).batch(BATCH))
 
 
 SPARSE: dict[str, Callable[[Any], Any]] = {
