@@ -41,6 +41,9 @@ _OPERATIONS = frozenset(_OPERATIONS_NAMES.split())
 _FUNCTIONS = ("activation", "recurrent_activation")
 _REGULARIZERS = ("L1", "L2", "L1L2")
 
+# Equalization counts brightness over all images of a batch, and the others use it.
+_COUNTING = ("Equalization", "RandAugment", "AugMix")
+
 
 def operations_in(layer: Any) -> list[Any]:
     """The layer, its layers at any depth, and the other nodes of its graphs."""
@@ -69,6 +72,12 @@ def is_known(operation: Any) -> bool:
 def keeps_rows_between_batches(operation: Any) -> bool:
     """Whether a layer's state has an entry for each row of the batch."""
     return bool(getattr(operation, "stateful", False))
+
+
+def counts_over_rows(operation: Any) -> bool:
+    """Whether it is a layer of Keras that in some draws mixes rows."""
+    cls = user_class(operation)
+    return cls.__module__.split(".")[0] == "keras" and cls.__name__ in _COUNTING
 
 
 def _functions_are_known(layer: Any) -> bool:

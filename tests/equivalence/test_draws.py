@@ -1,5 +1,7 @@
 """Random draws are those of one device, each row its own."""
 
+import importlib
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +15,7 @@ import keras_unison as ku
 from keras_unison.errors import UnisonWarning
 from tests.equivalence.harness import (
     ON_JAX,
+    ON_TENSORFLOW,
     TOLERANCE,
     assert_divided,
     check,
@@ -90,7 +93,7 @@ def test_noise_is_that_of_one_device(name: str, devices: int) -> None:
 
 def augmentations() -> dict[str, Any]:
     layers = keras.layers
-    return {
+    found = {
         "spatial_dropout": lambda: layers.SpatialDropout2D(0.4),
         "flip": lambda: layers.RandomFlip("horizontal_and_vertical"),
         "rotation": lambda: layers.RandomRotation(0.2),
@@ -98,6 +101,46 @@ def augmentations() -> dict[str, Any]:
         "translation": lambda: layers.RandomTranslation(0.2, 0.2),
         "contrast": lambda: layers.RandomContrast(0.4),
         "brightness": lambda: layers.RandomBrightness(0.3, value_range=(0, 1)),
+        "hue": lambda: layers.RandomHue(0.4, value_range=(0, 1)),
+        "saturation": lambda: layers.RandomSaturation(0.5, value_range=(0, 1)),
+        "color_jitter": lambda: layers.RandomColorJitter(
+            value_range=(0, 1),
+            brightness_factor=0.2,
+            contrast_factor=0.3,
+            saturation_factor=0.4,
+            hue_factor=0.2,
+        ),
+        "color_degeneration": lambda: layers.RandomColorDegeneration(
+            0.6, value_range=(0, 1)
+        ),
+        "sharpness": lambda: layers.RandomSharpness(0.5, value_range=(0, 1)),
+        "blur": lambda: layers.RandomGaussianBlur(value_range=(0, 1)),
+        "shear": lambda: layers.RandomShear(0.3, 0.2),
+        "perspective": lambda: layers.RandomPerspective(1.0, 0.4),
+        "erasing": lambda: layers.RandomErasing(1.0, value_range=(0, 1)),
+        "posterization": lambda: layers.RandomPosterization(3, value_range=(0, 1)),
+        "grayscale": lambda: layers.RandomGrayscale(0.5),
+        "invert": lambda: layers.RandomInvert(0.5, value_range=(0, 1)),
+        "auto_contrast": lambda: layers.AutoContrast(value_range=(0, 1)),
+        "equalization": lambda: layers.Equalization(value_range=(0, 1)),
+        "solarization": lambda: layers.Solarization(value_range=(0, 1)),
+    }
+    if ON_TENSORFLOW:
+        # Keras itself fails with these on JAX, or cannot compile them there.
+        found |= eager_on_jax() | {
+            "crop": lambda: layers.RandomCrop(4, 5),
+            "elastic_transform": lambda: layers.RandomElasticTransform(
+                1.0, 0.9, value_range=(0, 1)
+            ),
+        }
+    return found
+
+
+def eager_on_jax() -> dict[str, Any]:
+    layers = keras.layers
+    return {
+        "rand_augment": lambda: layers.RandAugment(value_range=(0, 1)),
+        "aug_mix": lambda: layers.AugMix(value_range=(0, 1)),
     }
 
 
@@ -130,18 +173,31 @@ def test_several_augmentations_in_turn(devices: int) -> None:
 
 
 @pytest.mark.parametrize("batch", [35, 36])
-def test_augmentation_that_keras_runs_eagerly(batch: int, devices: int) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rotation",
+        # On JAX such a step takes seconds.
+        *(pytest.param(name, marks=pytest.mark.soak) for name in eager_on_jax()),
+    ],
+)
+def test_augmentation_that_keras_runs_eagerly(
+    name: str, batch: int, devices: int
+) -> None:
     x = images()[:batch]
     _, labels = data(batch)
 
     def build():
-        return image_model(keras.layers.RandomRotation(0.2))
+        return image_model((augmentations() | eager_on_jax())[name]())
 
     def use(model):
         assert not model.jit_compile
         return model.fit(x, labels, batch_size=batch, epochs=2, verbose=0)
 
     plain = run(build, use)
+    if ON_JAX:
+        # An operation of an eager step may have been compiled in an earlier one.
+        importlib.import_module("jax").clear_caches()
     with warnings.catch_warnings(record=True) as caught, programs(("jit_",)) as seen:
         warnings.simplefilter("always")
         parallel = run(build, use, lambda model: ku.DataParallel(model, devices))
@@ -190,6 +246,33 @@ def _partners(x: Any, seeds: Any) -> Any:
     return keras.random.shuffle(ops.arange(ops.shape(x)[0]), seed=seeds)
 
 
+def _now_and_then(x: Any, seeds: Any) -> Any:
+    """Mixes rows in one step out of three: on TensorFlow not in the first three."""
+    chosen = keras.random.uniform((), seed=seeds) > 0.65
+    return ops.where(chosen, x - ops.mean(x, axis=0), x)
+
+
+def _branches(x: Any, seeds: Any) -> Any:
+    chosen = keras.random.uniform((), seed=seeds) > 0.65
+    return ops.cond(chosen, lambda: x - ops.mean(x, axis=0), lambda: x)
+
+
+def _some_rows(x: Any, seeds: Any) -> Any:
+    """Takes another row in one row out of ten."""
+    chosen = keras.random.uniform((ops.shape(x)[0], 1), seed=seeds) < 0.1
+    return ops.where(chosen, ops.roll(x, 1, axis=0), x)
+
+
+def _folded(draw: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """Draws for rows times something: 13 values of a row are 13 rows of one."""
+
+    def call(x: Any, seeds: Any) -> Any:
+        flat = ops.reshape(x, (-1, 1))
+        return ops.reshape(flat * draw(ops.shape(flat), seeds), (-1, 13))
+
+    return call
+
+
 def _choice(x: Any, seeds: Any) -> Any:
     chosen = keras.random.categorical(x, 1, seed=seeds)
     return x * (1.0 + 0.1 * ops.cast(chosen, "float32"))
@@ -212,6 +295,17 @@ DRAWS: dict[str, Callable[[Any, Any], Any]] = {
     "one_draw_for_the_batch": lambda x, s: x * keras.random.uniform((), seed=s),
     "mix_up": _mix_up,
     "cut_mix": _cut_mix,
+    "folded_uniform": _folded(lambda shape, s: keras.random.uniform(shape, seed=s)),
+    "folded_gamma": _folded(lambda shape, s: keras.random.gamma(shape, 2.0, seed=s)),
+    "folded_beta": _folded(lambda shape, s: keras.random.beta(shape, 2.0, 3.0, seed=s)),
+    "folded_categorical": _folded(
+        lambda shape, s: ops.cast(
+            keras.random.categorical(ops.zeros((shape[0], 3)), 1, seed=s), "float32"
+        )
+    ),
+    "mixing_now_and_then": _now_and_then,
+    "branches": _branches,
+    "mixing_some_rows": _some_rows,
 }
 
 
@@ -223,6 +317,24 @@ def test_draws_of_a_custom_layer(name: str, devices: int) -> None:
         devices=devices,
         rows=[BATCH],
     )
+
+
+class ChosenByPython(keras.layers.Layer):
+    """Chooses what it computes when it is traced, as AugMix does."""
+
+    def call(self, x: Any) -> Any:
+        return x - ops.mean(x, axis=0) if random.random() < 0.5 else x
+
+
+# Mixes rows when it is traced first, second, both times.
+@pytest.mark.parametrize("seed", [1, 10, 4])
+def test_what_pythons_random_numbers_choose(seed: int, devices: int) -> None:
+    def fitted(model: Any) -> Any:
+        random.seed(seed)
+        # Another number of rows is traced anew.
+        return fit(model), fit(model, batch=14)
+
+    check(lambda: vector_model(ChosenByPython()), fitted, devices=devices, rows=[BATCH])
 
 
 @pytest.mark.parametrize("rows", [48, 35])

@@ -1,5 +1,6 @@
 """Layers of Keras, and layers with state, compute what one device computes."""
 
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -65,6 +66,18 @@ VECTORS: dict[str, Callable[[], list[Any]]] = {
         keras.layers.Lambda(lambda x: ops.concatenate([x, x**2], axis=-1))
     ],
 }
+
+if "renorm" in inspect.signature(keras.layers.BatchNormalization).parameters:
+    VECTORS["batch_normalization_renorm"] = lambda: [
+        keras.layers.BatchNormalization(renorm=True, momentum=0.7)
+    ]
+    VECTORS["batch_normalization_renorm_clipped"] = lambda: [
+        keras.layers.BatchNormalization(
+            renorm=True,
+            renorm_momentum=0.6,
+            renorm_clipping={"rmin": 0.9, "rmax": 1.1, "dmax": 0.1},
+        )
+    ]
 
 
 @pytest.mark.parametrize("name", VECTORS)

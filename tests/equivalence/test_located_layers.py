@@ -210,9 +210,9 @@ class Flattened(layers.Layer):
     """Folds the axis of time into the rows, mixes all, and takes it out again."""
 
     def call(self, x: Any) -> Any:
-        flat = ops.reshape(x, (-1, 4))
+        flat = ops.reshape(x, (-1, 7))
         flat = flat - ops.mean(flat, axis=0)
-        return ops.reshape(flat, (-1, 3, 4))
+        return ops.reshape(flat, (-1, 4, 7))
 
 
 class Centred(layers.Layer):
@@ -225,11 +225,12 @@ def test_rows_times_time_as_first_axis(devices: int) -> None:
 
     def build() -> Any:
         inputs = keras.Input((8,))
-        x = layers.Reshape((3, 4))(layers.Dense(12)(inputs))
+        # Four steps of time: a device's part of rows times time is no number of rows.
+        x = layers.Reshape((4, 7))(layers.Dense(28)(inputs))
         x = Flattened()(x)
-        flat = ops.reshape(x, (-1, 4))
-        flat = layers.Dropout(0.3, seed=5)(Centred()(layers.Dense(4)(flat)))
-        x = layers.Flatten()(ops.reshape(flat, (-1, 3, 4)))
+        flat = ops.reshape(x, (-1, 7))
+        flat = layers.Dropout(0.3, seed=5)(Centred()(layers.Dense(7)(flat)))
+        x = layers.Flatten()(ops.reshape(flat, (-1, 4, 7)))
         model = keras.Model(inputs, layers.Dense(5, activation="softmax")(x))
         model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
         return model

@@ -557,6 +557,37 @@ def test_what_cannot_be_compiled_says_so_once_and_is_right(devices: int) -> None
     }
 
 
+def test_recurrent_layers_are_not_compiled_and_say_so(devices: int) -> None:
+    x = np.random.default_rng(3).normal(size=(96, 6, 4)).astype("float32")
+
+    def build(jit: bool = True) -> Any:
+        model = keras.Sequential(
+            [keras.Input((6, 4)), layers.LSTM(9), layers.Dense(5, activation="softmax")]
+        )
+        model.compile(
+            keras.optimizers.SGD(0.1),
+            "sparse_categorical_crossentropy",
+            jit_compile=jit,
+        )
+        return model
+
+    def fitted(model: Any) -> Any:
+        history = model.fit(x, Y[:96], batch_size=35, shuffle=False, verbose=0)
+        return history, model.predict(x, batch_size=35, verbose=0)
+
+    plain = run(lambda: build(False), fitted)
+    with warnings.catch_warnings(record=True) as caught, executed_graphs() as graphs:
+        warnings.simplefilter("always")
+        found = run(build, fitted, lambda model: ku.DataParallel(model, devices))
+    compare(plain, found, 1e-5)
+    texts = [str(w.message) for w in caught if w.category is ku.UnisonWarning]
+    assert len(texts) == 1, texts
+    assert "is not compiled by XLA" in texts[0]
+    assert "recurrent layer" in texts[0]
+    products = {short(n.device) for n in nodes_of(graphs) if "MatMul" in n.op}
+    assert products == {f"CPU:{index}" for index in range(devices)}
+
+
 # --- losses of large outputs -------------------------------------------------------
 
 TOKENS, WORDS = 40, 2000

@@ -22,6 +22,7 @@ from keras_unison.engines.tensorflow.batch import (
     has_rows,
     join,
 )
+from keras_unison.engines.tensorflow.chance import chances
 from keras_unison.engines.tensorflow.compiled import compiled
 from keras_unison.engines.tensorflow.gathered import call_within
 from keras_unison.engines.tensorflow.parts import remember
@@ -29,6 +30,7 @@ from keras_unison.engines.tensorflow.plan import Plan
 from keras_unison.engines.tensorflow.replicas import Replica, Replicas, within
 from keras_unison.engines.tensorflow.scope import ReplicaScope
 from keras_unison.engines.tensorflow.shared import read_by, shared_values
+from keras_unison.engines.tensorflow.sums import CannotMeet
 from keras_unison.errors import ModelError
 
 _sites = itertools.count(1)
@@ -110,10 +112,17 @@ def call_divided(
         seen=seen,
     )
     values = shared_values(layer)
-    results = [
-        _run(call, index, original, layer, values, arguments, first, jit)
-        for index in range(placement.size)
-    ]
+    same_chances = chances()
+    results = []
+    try:
+        for index in range(placement.size):
+            same_chances()
+            results.append(
+                _run(call, index, original, layer, values, arguments, first, jit)
+            )
+    except CannotMeet:
+        same_chances()
+        raise
     _require_the_same_sums(call, layer)
     for variable, value in results[0].updates:
         variable.assign(value)
@@ -134,8 +143,8 @@ def _require_the_same_sums(call: Call, layer: Any) -> None:
         raise ModelError(
             f"The layer {layer.name!r} ({type(layer).__name__}) did not call the same "
             f"layers in each of its {len(counts)} parts: replicas met {counts} times. "
-            "Its `call` may depend on Python's random numbers or on state that each "
-            "call changes. Draw by `keras.random` and choose by `keras.ops.cond`."
+            "Its `call` may depend on state that each call changes. Choose by "
+            "`keras.ops.cond`."
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_unison.engines.row_layers import (
+    counts_over_rows,
     is_known,
     keeps_rows_between_batches,
     operations_in,
@@ -27,6 +28,10 @@ from keras_unison.engines.tensorflow.samples import (
     random_rows,
 )
 from keras_unison.engines.tensorflow.trial import Trial, Undividable, same
+
+# How often a call that draws is tried. It may mix rows in some draws only.
+_DRAWS_OF_ROWS = 8
+_DRAWS_OF_BATCHES = 32
 
 
 def find_plan(
@@ -45,14 +50,16 @@ def find_plan(
         a warning is given.
     """
     operations = operations_in(layer)
-    stateful = tuple(o for o in operations if keeps_rows_between_batches(o))
+    sure = tuple(
+        o for o in operations if keeps_rows_between_batches(o) or counts_over_rows(o)
+    )
     doubted = [o for o in operations if not is_known(o)]
     if not doubted:
-        return Plan(gathered=stateful)
+        return Plan(gathered=sure)
     try:
         with tf.init_scope():
             trial = _trial(original, layer, arguments, replicas)
-            return _locate(trial, stateful, doubted)
+            return _locate(trial, sure, doubted)
     except Undividable as error:
         warn_whole(layer, str(error), replicas)
         return WHOLE
@@ -113,30 +120,33 @@ def _fixed_rows(layer: Any) -> int | None:
     return next((i.shape[0] for i in inputs if i.shape and i.shape[0]), None)
 
 
-def _locate(trial: Trial, stateful: tuple[Any, ...], doubted: list[Any]) -> Plan:
-    looked = _look(trial, stateful)
-    draws = any("draw" in place for place in trial.multiples)
-    if not draws and same(trial.expected, looked):
-        return trial.plan(stateful)
-    if not trial.differs(stateful) or (draws and trial.finds_sums(stateful)):
-        return trial.plan(stateful)
+def _locate(trial: Trial, sure: tuple[Any, ...], doubted: list[Any]) -> Plan:
+    looked = _look(trial, sure)
+    draws = [times for place, times in trial.multiples.items() if "draw" in place]
+    if not draws and same(trial.expected[0], looked):
+        return trial.plan(sure)
+    if draws:
+        # One for the whole batch may choose what the layer does with it.
+        trial.draw_again(_DRAWS_OF_ROWS if all(draws) else _DRAWS_OF_BATCHES)
+    if not trial.differs(sure) or (draws and trial.finds_sums(sure)):
+        return trial.plan(sure)
     every = [o for o in doubted if o is not trial.layer]
     inner = [
         o for o in every if not any(a is b for a in operations_in(o)[1:] for b in every)
     ]
-    found = smallest(inner, every, lambda some: trial.differs((*stateful, *some)))
+    found = smallest(inner, every, lambda some: trial.differs((*sure, *some)))
     if found is None:
         raise Undividable("its rows depend on each other in a way that no layer holds")
-    return trial.plan((*stateful, *found))
+    return trial.plan((*sure, *found))
 
 
-def _look(trial: Trial, stateful: tuple[Any, ...]) -> Any:
+def _look(trial: Trial, sure: tuple[Any, ...]) -> Any:
     """Calls it in parts for the first time, which it may not be able to stand."""
     failure: Exception | None = None
     for fixed_rows in (False, True):
         trial.fixed_rows = fixed_rows
         try:
-            return trial.run_divided(stateful, look=True)
+            return trial.look(sure)
         except Undividable:
             raise
         except Exception as error:  # noqa: BLE001 - a user's layer raises anything

@@ -5,7 +5,9 @@ whole batch and keeps its own rows: numbers of TensorFlow's stateless generators
 depend on the seed and the place alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +20,8 @@ from keras_unison.engines.tensorflow.replicas import Replica, current_replica
 Draw = Callable[..., Any]
 # Far enough apart that no replica meets the seeds of another.
 _SEED_STRIDE = 7_368_787
+
+_shift: ContextVar[Any] = ContextVar("keras_unison_draws", default=None)
 
 
 def hook_draws() -> None:
@@ -48,8 +52,21 @@ def _exact() -> Replica | None:
     return replica if replica is not None and replica.call.exact_draws else None
 
 
+@contextmanager
+def other_draws(shift: Any) -> Iterator[None]:
+    """Within this context all draws are others, by a number, which 0 leaves."""
+    token = _shift.set(shift)
+    try:
+        yield
+    finally:
+        _shift.reset(token)
+
+
 def _own_seed(original: Draw, seed: Any) -> Any:
     drawn = original(seed)
+    shift = _shift.get()
+    if shift is not None:
+        drawn += tf.cast(tf.stack([0, shift * _SEED_STRIDE]), drawn.dtype)
     replica = current_replica()
     if replica is None or replica.call.exact_draws or replica.index == 0:
         return drawn
@@ -80,7 +97,7 @@ def _dropout(
     if length is None:
         length = tf.shape(inputs)[0]
     by_user = noise_shape is not None and isinstance(noise_shape[0], int)
-    rows = None if by_user else _Rows.of(replica, length)
+    rows = _Rows.of(replica, None if by_user else length)
     if rows is None:
         return original(inputs, rate, noise_shape=noise_shape, seed=seed)
     shape = tf.shape(inputs) if noise_shape is None else noise_shape
@@ -121,15 +138,16 @@ class _Rows:
 
     @staticmethod
     def of(replica: Replica, length: Any) -> "_Rows | None":
-        """The rows that an axis of this length holds; None if it holds none."""
-        if length is None:
-            return None
+        """The rows that an axis of this length holds; None if it holds none.
+
+        A draw without axes has no length, and is one for the whole batch.
+        """
         key = replica.path[-1] if replica.path else None
         number = replica.draws.get(key, 0)
         replica.draws[key] = number + 1
         place = (*(key or ()), "draw", number)
-        look(replica, place, length)
-        if replica.call.seen is not None:
+        look(replica, place, 0 if length is None else length)
+        if length is None or replica.call.seen is not None:
             return None
         times = replica.call.plan.multiples.get(place)
         if times is None:

@@ -16,6 +16,7 @@ from keras_unison.engines.tensorflow.calls import (
     call_divided,
     call_whole,
 )
+from keras_unison.engines.tensorflow.chance import chances_kept
 from keras_unison.engines.tensorflow.check import find_plan, warn_whole
 from keras_unison.engines.tensorflow.parts import remembering_parts
 from keras_unison.engines.tensorflow.plan import Plan
@@ -124,9 +125,14 @@ def _why_not() -> str:
 def _plan(replicas: Replicas, original: Original, layer: Any, arguments: Any) -> Plan:
     plans = replicas.plans.setdefault(layer, {})
     key = _signature(arguments)
-    if key not in plans:
-        plans[key] = find_plan(original, layer, arguments, replicas)
-    return plans[key]
+    if key in plans:
+        return plans[key]
+    with chances_kept() as chosen:
+        plan = find_plan(original, layer, arguments, replicas)
+    # What Python's random numbers chose holds for this trace only.
+    if not chosen():
+        plans[key] = plan
+    return plan
 
 
 def _signature(arguments: Any) -> Any:

@@ -12,6 +12,8 @@ from keras import tree
 from keras_unison.batches.rows import bounds
 from keras_unison.engines.tensorflow.batch import TENSORS
 from keras_unison.engines.tensorflow.calls import Original, call_divided, call_whole
+from keras_unison.engines.tensorflow.chance import chances
+from keras_unison.engines.tensorflow.draws import other_draws
 from keras_unison.engines.tensorflow.places import multiples
 from keras_unison.engines.tensorflow.plan import Plan
 from keras_unison.engines.tensorflow.replicas import Replicas
@@ -86,9 +88,11 @@ class Trial:
         replicas: Where it is divided.
         weights: Weights that have other values here.
         fixed_rows: Whether replicas are told the number of their rows.
-        expected: What the whole call computed.
+        expected: What the whole call computed, for each of several draws.
+        draws: How many times the call is made, each with other draws.
         multiples: What is known of first axes.
         summed_losses: Losses that are sums over rows.
+        same_chances: Lets the next call choose as the first one did.
     """
 
     original: Original
@@ -98,26 +102,48 @@ class Trial:
     replicas: Replicas
     weights: list[tuple[Any, Any]]
     fixed_rows: bool = False
-    expected: Values = field(init=False)
+    expected: list[Values] = field(default_factory=list)
+    draws: int = 1
     multiples: dict[Any, int] = field(default_factory=dict)
     summed_losses: frozenset[int] = frozenset()
+    same_chances: Callable[[], None] = field(default_factory=chances)
 
     def run_whole(self) -> Values:
         """Makes the whole call, whose results the divided one must have."""
         self.expected, _ = self._run(
             lambda: call_whole(self.original, self.layer, *self.arguments)
         )
-        return self.expected
+        return self.expected[0]
 
-    def run_divided(self, gathered: tuple[Any, ...], look: bool = False) -> Values:
-        """Makes the call in parts.
+    def draw_again(self, draws: int) -> None:
+        """Makes the whole call for so many draws; those in parts will follow."""
+        self.draws = draws
+        self.run_whole()
 
-        Args:
-            gathered: Operations that run on all rows.
-            look: Only look at first axes: draws are not those of one device.
+    def look(self, gathered: tuple[Any, ...]) -> Values:
+        """Makes the call in parts to learn of first axes and losses.
+
+        What it draws is not what one device draws.
         """
-        seen: dict[Any, list[Any]] | None = {} if look else None
-        found, lengths = self._run(
+        seen: dict[Any, list[Any]] = {}
+        (found,), lengths = self._run_divided(gathered, seen)
+        ends = bounds(self.rows, self.replicas.placement.size)
+        own = [end - begin for begin, end in itertools.pairwise(ends)]
+        losses = {
+            place[1]: lengths.pop(place)
+            for place in list(lengths)
+            if place[0] == "loss"
+        }
+        self.multiples = multiples(lengths, own)
+        self.summed_losses = frozenset(
+            number for number in losses if self._is_sum(number, losses[number], own)
+        )
+        return found
+
+    def _run_divided(
+        self, gathered: tuple[Any, ...], seen: dict[Any, list[Any]] | None = None
+    ) -> tuple[list[Values], dict[Any, list[Any]]]:
+        return self._run(
             lambda: call_divided(
                 self.original,
                 self.layer,
@@ -128,33 +154,22 @@ class Trial:
             ),
             seen=seen,
         )
-        if look:
-            ends = bounds(self.rows, self.replicas.placement.size)
-            own = [end - begin for begin, end in itertools.pairwise(ends)]
-            losses = {
-                place[1]: lengths.pop(place)
-                for place in list(lengths)
-                if place[0] == "loss"
-            }
-            self.multiples = multiples(lengths, own)
-            self.summed_losses = frozenset(
-                number for number in losses if self._is_sum(number, losses[number], own)
-            )
-        return found
 
     def _is_sum(self, number: int, parts: list[Any], own: list[int]) -> bool:
-        if number >= len(self.expected.losses):
+        losses = self.expected[0].losses
+        if number >= len(losses):
             return False
-        whole, total = self.expected.losses[number], np.sum(parts)
+        whole, total = losses[number], np.sum(parts)
         mean = np.dot(parts, own) / self.rows
         return _close(whole, total, _TOLERANCE) and not _close(whole, mean, _TOLERANCE)
 
     def differs(self, gathered: tuple[Any, ...]) -> bool:
         """Whether the call in parts computes something else."""
         try:
-            return not same(self.expected, self.run_divided(gathered))
+            found, _ = self._run_divided(gathered)
         except CannotMeet:
             return True
+        return not all(map(same, self.expected, found))
 
     def finds_sums(self, gathered: tuple[Any, ...]) -> bool:
         """Whether the same is computed with further losses as sums over rows.
@@ -163,10 +178,11 @@ class Trial:
         """
         known = self.summed_losses
         try:
-            found = self.run_divided(gathered).losses
+            (found, *_), _ = self._run_divided(gathered)
         except CannotMeet:
             return False
-        pairs = enumerate(zip(self.expected.losses, found, strict=False))
+        losses = self.expected[0].losses
+        pairs = enumerate(zip(losses, found.losses, strict=False))
         self.summed_losses |= {
             number for number, (a, b) in pairs if not _close(a, b, _TOLERANCE)
         }
@@ -179,7 +195,7 @@ class Trial:
         """The plan in which these operations run on all rows."""
         lengths = {
             number: output.shape[0]
-            for number, output in self.expected.outputs.items()
+            for number, output in self.expected[0].outputs.items()
             if output.ndim
         }
         return Plan(
@@ -197,13 +213,15 @@ class Trial:
         self,
         call: Callable[[], Any],
         seen: dict[Any, list[Any]] | None = None,
-    ) -> tuple[Values, dict[Any, list[Any]]]:
-        """Traces and runs a call that changes nothing."""
+    ) -> tuple[list[Values], dict[Any, list[Any]]]:
+        """Traces a call that changes nothing, and runs it for each of the draws."""
         kept: list[Any] = []
+        # Each call chooses what the first one chose.
+        self.same_chances()
 
         @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-        def traced() -> Any:
-            with ReplicaScope(self.weights) as scope:
+        def traced(draw: Any) -> Any:
+            with ReplicaScope(self.weights) as scope, other_draws(draw):
                 outputs = {
                     number: _dense(leaf)
                     for number, leaf in enumerate(tree.flatten(call()))
@@ -216,19 +234,25 @@ class Trial:
             values = [value for _, value in updates]
             return list(outputs.values()), losses, values, list((seen or {}).values())
 
-        concrete = traced.get_concrete_function()
+        concrete = traced.get_concrete_function(tf.TensorSpec([], tf.int32))
         _refuse_side_effects(concrete.graph)
-        outputs, losses, updates, lengths = concrete()
         numbers, changed, places = kept[-1]
-        kinds = {output.dtype.name for output in outputs}
-        return Values(
-            outputs=dict(zip(numbers, floats_of(outputs), strict=True)),
-            losses=floats_of(losses),
-            updates=dict(zip(changed, floats_of(updates), strict=True)),
-            tolerance=max([_TOLERANCES.get(kind, _TOLERANCE) for kind in kinds] or [0]),
-        ), {
-            place: [np.asarray(length)[()] for length in found]
-            for place, found in zip(places, lengths, strict=True)
+        found = []
+        for draw in range(self.draws):
+            outputs, losses, updates, lengths = concrete(tf.constant(draw))
+            kinds = {output.dtype.name for output in outputs}
+            values = Values(
+                outputs=dict(zip(numbers, floats_of(outputs), strict=True)),
+                losses=floats_of(losses),
+                updates=dict(zip(changed, floats_of(updates), strict=True)),
+                tolerance=max(
+                    [_TOLERANCES.get(kind, _TOLERANCE) for kind in kinds] or [0]
+                ),
+            )
+            found.append(values)
+        return found, {
+            place: [np.asarray(length)[()] for length in each]
+            for place, each in zip(places, lengths, strict=True)
         }
 
 
