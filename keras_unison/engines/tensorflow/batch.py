@@ -49,7 +49,8 @@ class Call:
         bounds: Where each replica's rows begin, and where the last ones end.
         fixed: Rows of the batch, where they are known while tracing.
         graph: The graph in which it is made.
-        seen: Where first axes are being looked at: by place, one per replica.
+        noted: In a trial, what is noted of replicas: by place, one per replica.
+        looks: Whether lengths of first axes are noted too.
         replicas: Its parts.
     """
 
@@ -61,7 +62,8 @@ class Call:
     bounds: list[Any]
     fixed: int | None
     graph: Any
-    seen: dict[Any, list[Any]] | None = None
+    noted: dict[Any, list[Any]] | None = None
+    looks: bool = False
     replicas: list[Replica] = field(default_factory=list)
 
     def own_rows(self, index: int) -> Any:

@@ -81,7 +81,8 @@ def call_divided(
     replicas: Replicas,
     plan: Plan,
     jit: bool = False,
-    seen: dict[Any, list[Any]] | None = None,
+    noted: dict[Any, list[Any]] | None = None,
+    looks: bool = False,
 ) -> Any:
     """The call in parts: each device computes its rows.
 
@@ -92,7 +93,8 @@ def call_divided(
         replicas: Where it is divided.
         plan: How the call is divided.
         jit: Whether XLA compiles each replica's part.
-        seen: Where the lengths of first axes are noted.
+        noted: In a trial, where added losses are noted: by place, one per replica.
+        looks: Whether lengths of first axes are noted too.
 
     Raises:
         CannotMeet: A layer needs sums over replicas where there can be none.
@@ -109,7 +111,8 @@ def call_divided(
         bounds=bounds_of(rows, placement.size),
         fixed=first.shape[0],
         graph=tf.compat.v1.get_default_graph(),
-        seen=seen,
+        noted=noted,
+        looks=looks,
     )
     values = shared_values(layer)
     same_chances = chances()
@@ -205,8 +208,8 @@ def _losses(call: Call, results: list[Result]) -> Any:
     """
     for number, whole in enumerate(results[0].whole):
         each = [result.losses[number] for result in results]
-        if call.seen is not None:
-            call.seen["loss", number] = each
+        if call.noted is not None:
+            call.noted["loss", number] = each
         if whole:
             yield tf.add_n(each) / len(each)
             continue

@@ -27,7 +27,7 @@ from keras_unison.engines.tensorflow.samples import (
     moved_weights,
     random_rows,
 )
-from keras_unison.engines.tensorflow.trial import Trial, Undividable, same
+from keras_unison.engines.tensorflow.trial import Trial, Undividable
 
 # How often a call that draws is tried. It may mix rows in some draws only.
 _DRAWS_OF_ROWS = 8
@@ -123,13 +123,21 @@ def _fixed_rows(layer: Any) -> int | None:
 def _locate(trial: Trial, sure: tuple[Any, ...], doubted: list[Any]) -> Plan:
     looked = _look(trial, sure)
     draws = [times for place, times in trial.multiples.items() if "draw" in place]
-    if not draws and same(trial.expected[0], looked):
-        return trial.plan(sure)
     if draws:
         # One for the whole batch may choose what the layer does with it.
         trial.draw_again(_DRAWS_OF_ROWS if all(draws) else _DRAWS_OF_BATCHES)
-    if not trial.differs(sure) or (draws and trial.finds_sums(sure)):
+    if not draws and trial.agrees(looked):
         return trial.plan(sure)
+    if not trial.differs(sure):
+        return trial.plan(sure)
+    gathered = _needed(trial, sure, doubted)
+    # The last one tried may have been another: this one tells sums from means.
+    trial.differs(gathered)
+    return trial.plan(gathered)
+
+
+def _needed(trial: Trial, sure: tuple[Any, ...], doubted: list[Any]) -> tuple[Any, ...]:
+    """The operations that have to run on all rows."""
     every = [o for o in doubted if o is not trial.layer]
     inner = [
         o for o in every if not any(a is b for a in operations_in(o)[1:] for b in every)
@@ -137,7 +145,7 @@ def _locate(trial: Trial, sure: tuple[Any, ...], doubted: list[Any]) -> Plan:
     found = smallest(inner, every, lambda some: trial.differs((*sure, *some)))
     if found is None:
         raise Undividable("its rows depend on each other in a way that no layer holds")
-    return trial.plan((*sure, *found))
+    return (*sure, *found)
 
 
 def _look(trial: Trial, sure: tuple[Any, ...]) -> Any:

@@ -147,7 +147,7 @@ class _Rows:
         replica.draws[key] = number + 1
         place = (*(key or ()), "draw", number)
         look(replica, place, 0 if length is None else length)
-        if length is None or replica.call.seen is not None:
+        if length is None or replica.call.looks:
             return None
         times = replica.call.plan.multiples.get(place)
         if times is None:

@@ -16,13 +16,13 @@ from keras_unison.engines.tensorflow.replicas import Replica
 
 def look(replica: Replica, place: Any, length: Any) -> None:
     """Notes the length of a first axis, where the call looks at them."""
-    seen = replica.call.seen
-    if seen is None:
+    noted = replica.call.noted
+    if noted is None or not replica.call.looks:
         return
     if isinstance(length, tf.Tensor) and length.graph is not replica.call.graph:
         # Inside of a loop: it has no value outside.
         return
-    seen.setdefault(place, []).append(length)
+    noted.setdefault(place, []).append(length)
 
 
 def multiples(

@@ -64,12 +64,16 @@ class Values:
         losses: The losses that its layers added.
         updates: New values of the variables it changed, by identity.
         tolerance: How exact the outputs can be.
+        parts: Of each added loss, what each replica added.
+        lengths: Of first axes, by place, one for each replica.
     """
 
     outputs: dict[int, Any]
     losses: list[Any]
     updates: dict[int, Any]
     tolerance: float
+    parts: dict[int, list[Any]]
+    lengths: dict[Any, list[Any]]
 
     def is_finite(self) -> bool:
         """Whether all of it is numbers."""
@@ -110,8 +114,8 @@ class Trial:
 
     def run_whole(self) -> Values:
         """Makes the whole call, whose results the divided one must have."""
-        self.expected, _ = self._run(
-            lambda: call_whole(self.original, self.layer, *self.arguments)
+        self.expected = self._run(
+            lambda: call_whole(self.original, self.layer, *self.arguments), {}
         )
         return self.expected[0]
 
@@ -120,29 +124,46 @@ class Trial:
         self.draws = draws
         self.run_whole()
 
-    def look(self, gathered: tuple[Any, ...]) -> Values:
-        """Makes the call in parts to learn of first axes and losses.
+    def look(self, gathered: tuple[Any, ...]) -> list[Values]:
+        """Makes the call in parts to learn of first axes.
 
         What it draws is not what one device draws.
         """
-        seen: dict[Any, list[Any]] = {}
-        (found,), lengths = self._run_divided(gathered, seen)
+        found = self._run_divided(gathered, looks=True)
         ends = bounds(self.rows, self.replicas.placement.size)
         own = [end - begin for begin, end in itertools.pairwise(ends)]
-        losses = {
-            place[1]: lengths.pop(place)
-            for place in list(lengths)
-            if place[0] == "loss"
-        }
-        self.multiples = multiples(lengths, own)
-        self.summed_losses = frozenset(
-            number for number in losses if self._is_sum(number, losses[number], own)
-        )
+        self.multiples = multiples(found[0].lengths, own)
         return found
 
+    def differs(self, gathered: tuple[Any, ...]) -> bool:
+        """Whether the call in parts computes something else."""
+        try:
+            return not self.agrees(self._run_divided(gathered))
+        except CannotMeet:
+            return True
+
+    def agrees(self, found: list[Values]) -> bool:
+        """Whether calls in parts computed the same, which tells sums from means."""
+        pairs = list(zip(self.expected, found, strict=True))
+        if not all(_same(*pair) for pair in pairs):
+            return False
+        self.summed_losses = frozenset(
+            number
+            for number in range(len(found[0].losses))
+            if not all(_close(a.losses[number], b.losses[number]) for a, b in pairs)
+        )
+        return all(
+            _close(a.losses[number], np.sum(b.parts[number]))
+            for a, b in pairs
+            for number in self.summed_losses
+        )
+
     def _run_divided(
-        self, gathered: tuple[Any, ...], seen: dict[Any, list[Any]] | None = None
-    ) -> tuple[list[Values], dict[Any, list[Any]]]:
+        self, gathered: tuple[Any, ...], looks: bool = False
+    ) -> list[Values]:
+        noted: dict[Any, list[Any]] = {}
+        # Losses are joined as means: their parts tell whether they are sums.
+        self.summed_losses = frozenset()
         return self._run(
             lambda: call_divided(
                 self.original,
@@ -150,46 +171,11 @@ class Trial:
                 self.arguments,
                 replicas=self.replicas,
                 plan=self.plan(gathered),
-                seen=seen,
+                noted=noted,
+                looks=looks,
             ),
-            seen=seen,
+            noted,
         )
-
-    def _is_sum(self, number: int, parts: list[Any], own: list[int]) -> bool:
-        losses = self.expected[0].losses
-        if number >= len(losses):
-            return False
-        whole, total = losses[number], np.sum(parts)
-        mean = np.dot(parts, own) / self.rows
-        return _close(whole, total, _TOLERANCE) and not _close(whole, mean, _TOLERANCE)
-
-    def differs(self, gathered: tuple[Any, ...]) -> bool:
-        """Whether the call in parts computes something else."""
-        try:
-            found, _ = self._run_divided(gathered)
-        except CannotMeet:
-            return True
-        return not all(map(same, self.expected, found))
-
-    def finds_sums(self, gathered: tuple[Any, ...]) -> bool:
-        """Whether the same is computed with further losses as sums over rows.
-
-        The first look tells sums from means, but for those of random draws.
-        """
-        known = self.summed_losses
-        try:
-            (found, *_), _ = self._run_divided(gathered)
-        except CannotMeet:
-            return False
-        losses = self.expected[0].losses
-        pairs = enumerate(zip(losses, found.losses, strict=False))
-        self.summed_losses |= {
-            number for number, (a, b) in pairs if not _close(a, b, _TOLERANCE)
-        }
-        if self.summed_losses != known and not self.differs(gathered):
-            return True
-        self.summed_losses = known
-        return False
 
     def plan(self, gathered: tuple[Any, ...]) -> Plan:
         """The plan in which these operations run on all rows."""
@@ -210,10 +196,8 @@ class Trial:
         )
 
     def _run(
-        self,
-        call: Callable[[], Any],
-        seen: dict[Any, list[Any]] | None = None,
-    ) -> tuple[list[Values], dict[Any, list[Any]]]:
+        self, call: Callable[[], Any], noted: dict[Any, list[Any]]
+    ) -> list[Values]:
         """Traces a call that changes nothing, and runs it for each of the draws."""
         kept: list[Any] = []
         # Each call chooses what the first one chose.
@@ -230,30 +214,30 @@ class Trial:
                 losses = [tf.reduce_sum(loss) for loss in scope.losses]
                 updates = scope.updates()
             changed = [id(variable) for variable, _ in updates]
-            kept.append((list(outputs), changed, list(seen or {})))
+            kept.append((list(outputs), changed, list(noted)))
             values = [value for _, value in updates]
-            return list(outputs.values()), losses, values, list((seen or {}).values())
+            return list(outputs.values()), losses, values, list(noted.values())
 
         concrete = traced.get_concrete_function(tf.TensorSpec([], tf.int32))
         _refuse_side_effects(concrete.graph)
-        numbers, changed, places = kept[-1]
-        found = []
-        for draw in range(self.draws):
-            outputs, losses, updates, lengths = concrete(tf.constant(draw))
-            kinds = {output.dtype.name for output in outputs}
-            values = Values(
-                outputs=dict(zip(numbers, floats_of(outputs), strict=True)),
-                losses=floats_of(losses),
-                updates=dict(zip(changed, floats_of(updates), strict=True)),
-                tolerance=max(
-                    [_TOLERANCES.get(kind, _TOLERANCE) for kind in kinds] or [0]
-                ),
-            )
-            found.append(values)
-        return found, {
-            place: [np.asarray(length)[()] for length in each]
-            for place, each in zip(places, lengths, strict=True)
-        }
+        return [
+            _values(kept[-1], concrete(tf.constant(draw))) for draw in range(self.draws)
+        ]
+
+
+def _values(names: Any, results: Any) -> Values:
+    numbers, changed, places = names
+    outputs, losses, updates, noted = results
+    kinds = {output.dtype.name for output in outputs}
+    lengths = dict(zip(places, map(floats_of, noted), strict=True))
+    return Values(
+        outputs=dict(zip(numbers, floats_of(outputs), strict=True)),
+        losses=floats_of(losses),
+        updates=dict(zip(changed, floats_of(updates), strict=True)),
+        tolerance=max([_TOLERANCES.get(kind, _TOLERANCE) for kind in kinds] or [0]),
+        parts={p[1]: lengths.pop(p) for p in list(lengths) if p[0] == "loss"},
+        lengths=lengths,
+    )
 
 
 def _dense(leaf: Any) -> Any:
@@ -296,19 +280,18 @@ def _nodes(graph: Any) -> list[Any]:
     return nodes
 
 
-def same(one: Values, other: Values) -> bool:
-    """Whether two calls computed the same."""
+def _same(one: Values, other: Values) -> bool:
+    """Whether two calls computed the same, but for the values of added losses."""
     if set(one.outputs) != set(other.outputs) or set(one.updates) != set(other.updates):
         return False
     if len(one.losses) != len(other.losses):
         return False
     pairs = [(value, other.outputs[key]) for key, value in one.outputs.items()]
-    pairs += zip(one.losses, other.losses, strict=True)
     pairs += [(value, other.updates[key]) for key, value in one.updates.items()]
     return all(_close(a, b, one.tolerance or _TOLERANCE) for a, b in pairs)
 
 
-def _close(a: Any, b: Any, tolerance: float) -> bool:
+def _close(a: Any, b: Any, tolerance: float = _TOLERANCE) -> bool:
     if a.shape != b.shape:
         return False
     if not np.issubdtype(a.dtype, np.number) or a.size == 0:
