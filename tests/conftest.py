@@ -1,6 +1,12 @@
 """Every test process sees three simulated devices on JAX, unless it says otherwise."""
 
 import os
+import signal
+
+# A shell starts what it puts into the background with Ctrl-C ignored, for Python and
+# the programs it starts alike.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 if os.environ["KERAS_BACKEND"] != "torch":
