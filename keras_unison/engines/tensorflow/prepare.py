@@ -1,10 +1,15 @@
 """Making a model run on several devices, and plain again."""
 
+import weakref
 from typing import Any
 
 import tensorflow as tf
 
 from keras_unison import _keras
+from keras_unison.engines.tensorflow.differentiable import (
+    forget_gradients,
+    hook_all_reduce,
+)
 from keras_unison.engines.tensorflow.draws import hook_draws
 from keras_unison.engines.tensorflow.gradients import hook_gradients
 from keras_unison.engines.tensorflow.placement import placement_on
@@ -36,12 +41,15 @@ def prepare(model: Any, positions: list[int], exact_draws: bool) -> None:
         return
     hook_draws()
     hook_gradients()
+    hook_all_reduce()
     hook_statistics()
     hook_losses()
     _keras.hook_functions(trace_anew_where_moved)
     _keras.hook_slots()
     _keras.hook_updates()
-    set_replicas(model, Replicas(placement=placement, exact_draws=exact_draws))
+    replicas = Replicas(placement=placement, exact_draws=exact_draws)
+    set_replicas(model, replicas)
+    weakref.finalize(model, forget_gradients, replicas.gradients)
     upgrade(model, TensorFlowDataParallel)
     spread(model, placement, anew=present is not None)
     _keras.forget_functions(model)

@@ -22,6 +22,7 @@ class Replicas:
         plans: How each layer's calls are divided, by the kinds of its arguments.
         once: What a warning was given for.
         asked_to_build: Layers that were called to be built.
+        gradients: Names of gradients that TensorFlow keeps for the model's steps.
     """
 
     placement: Placement
@@ -31,6 +32,7 @@ class Replicas:
     )
     once: Once = field(default_factory=Once)
     asked_to_build: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
+    gradients: list[str] = field(default_factory=list)
 
 
 _records: Records[Replicas] = Records()

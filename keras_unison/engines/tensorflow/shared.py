@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_unison import _keras
+from keras_unison.engines.tensorflow.differentiable import differentiable
 from keras_unison.engines.tensorflow.replicas import Replica
 
 
@@ -29,14 +30,13 @@ def _shared(variable: Any, cast_to: str | None) -> Any:
 
 
 def _with_rounded_gradient(value: Any, dtype: str) -> Any:
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
     def identity(inner: Any) -> Any:
         def gradient(upstream: Any) -> Any:
             return tf.cast(tf.cast(upstream, dtype), value.dtype)
 
         return tf.identity(inner), gradient
 
-    return identity(value)
+    return differentiable(identity, value)
 
 
 def read_by(replica: Replica, variable: Any, value: Any) -> Any:
@@ -50,7 +50,6 @@ def read_by(replica: Replica, variable: Any, value: Any) -> Any:
         # On the first device they are added anyway.
         return tf.identity(value)
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
     def identity(inner: Any) -> Any:
         def gradient(upstream: Any) -> Any:
             with tf.device(held.device):
@@ -58,4 +57,4 @@ def read_by(replica: Replica, variable: Any, value: Any) -> Any:
 
         return tf.identity(inner), gradient
 
-    return identity(value)
+    return differentiable(identity, value)

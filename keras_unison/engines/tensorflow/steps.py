@@ -18,6 +18,7 @@ from keras_unison.engines.tensorflow.calls import (
 )
 from keras_unison.engines.tensorflow.chance import chances_kept
 from keras_unison.engines.tensorflow.check import find_plan, warn_whole
+from keras_unison.engines.tensorflow.differentiable import noting_gradients
 from keras_unison.engines.tensorflow.parts import remembering_parts
 from keras_unison.engines.tensorflow.plan import Plan
 from keras_unison.engines.tensorflow.replicas import (
@@ -53,7 +54,11 @@ def dividing(replicas: Replicas, jit: bool = False) -> Iterator[None]:
         # A step inside of a layer call: its rows are divided already.
         yield
         return
-    with remembering_parts(), handling(functools.partial(_call, replicas, jit)):
+    with (
+        remembering_parts(),
+        noting_gradients(replicas.gradients),
+        handling(functools.partial(_call, replicas, jit)),
+    ):
         yield
 
 

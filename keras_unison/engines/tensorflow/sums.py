@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_unison.engines.tensorflow.differentiable import differentiable
 from keras_unison.engines.tensorflow.replicas import Replica
 
 # How long a replica waits for the others before the step fails.
@@ -52,14 +53,13 @@ def sum_over_replicas(replica: Replica, tensors: list[Any]) -> list[Any]:
 
 
 def _sum(replica: Replica, tensor: Any, site: Any) -> Any:
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
     def summed(value: Any) -> Any:
         def gradient(upstream: Any) -> Any:
             return _sum(replica, upstream, (*site, "gradient"))
 
         return _collective(replica, value, site), gradient
 
-    return summed(tensor)
+    return differentiable(summed, tensor)
 
 
 def _collective(replica: Replica, value: Any, site: Any) -> Any:

@@ -13,6 +13,10 @@ from keras_unison.batches.rows import bounds
 from keras_unison.engines.tensorflow.batch import TENSORS
 from keras_unison.engines.tensorflow.calls import Original, call_divided, call_whole
 from keras_unison.engines.tensorflow.chance import chances
+from keras_unison.engines.tensorflow.differentiable import (
+    forget_gradients,
+    noting_gradients,
+)
 from keras_unison.engines.tensorflow.draws import other_draws
 from keras_unison.engines.tensorflow.places import multiples
 from keras_unison.engines.tensorflow.plan import Plan
@@ -218,7 +222,11 @@ class Trial:
             values = [value for _, value in updates]
             return list(outputs.values()), losses, values, list(noted.values())
 
-        concrete = traced.get_concrete_function(tf.TensorSpec([], tf.int32))
+        gradients: list[str] = []
+        with noting_gradients(gradients):
+            concrete = traced.get_concrete_function(tf.TensorSpec([], tf.int32))
+        # Nobody asks for them.
+        forget_gradients(gradients)
         _refuse_side_effects(concrete.graph)
         return [
             _values(kept[-1], concrete(tf.constant(draw))) for draw in range(self.draws)
