@@ -19,6 +19,8 @@ os.environ.setdefault(
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
 )
 
+from collections.abc import Iterator  # noqa: E402
+
 import pytest  # noqa: E402
 
 import keras_unison  # noqa: E402
@@ -32,3 +34,21 @@ if os.environ.get("UNISON_TESTS_WITH_IDENTITY"):
 def devices(request: pytest.FixtureRequest) -> int:
     """The number of devices that a test divides its work over."""
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def no_graphs_of_plain_models_remain() -> Iterator[None]:
+    """TensorFlow keeps what plain Keras models have traced, for ever.
+
+    That would be gigabytes in the course of the suite.
+    """
+    if os.environ["KERAS_BACKEND"] != "tensorflow":
+        yield
+        return
+    from tensorflow.python.framework import ops
+
+    registered = ops.gradient_registry._registry
+    before = set(registered)
+    yield
+    for name in set(registered) - before:
+        del registered[name]

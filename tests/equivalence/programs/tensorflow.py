@@ -76,6 +76,8 @@ def programs(names: tuple[str, ...] = ()) -> Iterator[Seen]:
                 parameters=(),
             )
         )
+        # TensorFlow keeps what notes the rows, for ever: not the graph with it.
+        trace.owner = None
 
 
 def _executed(metadata: Any) -> set[str]:
