@@ -5,11 +5,12 @@
     python benchmarks/data_parallel.py --models cnn --rounds 3
 
 Each comparison runs in one process, which trains the variants in turn and in
-changing order, so that whatever else the machine does meets all of them. A
-variant stands twice in its comparison: the ratio of the two is the noise. Peak
-memory and the first step are those of processes that train one variant only. The
-first step is what an epoch of one step takes longer than the same once more:
-tracing, compiling, and all else that is done once.
+changing order, so that whatever else the machine does meets all of them. They are
+built anew for each round, since where a model happens to lie in memory can change
+its speed by half. A variant stands twice in its comparison: the ratio of the two is
+the noise. Peak memory and the first step are those of processes that train one
+variant only. The first step is what an epoch of one step takes longer than the same
+once more: tracing, compiling, and all else that is done once.
 
 Simulated devices share the cores of the machine, so that a ratio says what the
 method costs, and nothing about the speed of real devices. TensorFlow has one pool
@@ -18,6 +19,7 @@ first, with all of the machine's cores, so that "plain on the same cores" is fai
 """
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -184,13 +186,16 @@ class Variant:
 def child(arguments):
     """What one process does: prints the times and its peak memory as JSON."""
     built = (arguments.model, arguments.devices, arguments.steps)
-    variants = [Variant(kind, *built) for kind in arguments.child.split(",")]
-    times = [[] for _ in variants]
+    kinds = arguments.child.split(",")
+    times, first = [[] for _ in kinds], [[] for _ in kinds]
     for number in range(arguments.rounds):
-        order = list(range(len(variants)))
+        order = list(range(len(kinds)))
         for index in order[number % len(order) :] + order[: number % len(order)]:
-            times[index].append(variants[index].seconds(arguments.steps))
-    first = [variant.first for variant in variants]
+            variant = Variant(kinds[index], *built)
+            first[index].append(variant.first)
+            times[index].append(variant.seconds(arguments.steps))
+            del variant
+            gc.collect()
     # Linux counts it in kilobytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     print(json.dumps({"times": times, "first": first, "peak_gib": peak}))
@@ -251,7 +256,7 @@ def measure(backend, kinds, model, devices, rounds):
         " / ".join(f"{1000 * epoch / STEPS[backend]:.0f}" for epoch in epochs),
         f"**{ratio:.2f}** ({low:.2f} to {high:.2f})",
         f"{noise:.2f} ({noise_low:.2f} to {noise_high:.2f})",
-        " / ".join(f"{each['first'][0]:.1f}" for each in alone),
+        " / ".join(f"{each['first'][0][0]:.1f}" for each in alone),
         " / ".join(f"{each['peak_gib']:.2f}" for each in alone),
     )
 
