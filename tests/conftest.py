@@ -45,10 +45,11 @@ def no_graphs_of_plain_models_remain() -> Iterator[None]:
     if os.environ["KERAS_BACKEND"] != "tensorflow":
         yield
         return
-    from tensorflow.python.framework import ops
+    from keras_unison.engines.tensorflow.differentiable import (
+        forget_gradients,
+        registered_gradients,
+    )
 
-    registered = ops.gradient_registry._registry
-    before = set(registered)
+    before = set(registered_gradients())
     yield
-    for name in set(registered) - before:
-        del registered[name]
+    forget_gradients([name for name in registered_gradients() if name not in before])

@@ -533,20 +533,30 @@ def test_draws_are_compiled_too(rate: float, devices: int) -> None:
     }
 
 
-def test_what_cannot_be_compiled_says_so_once_and_is_right(devices: int) -> None:
-    def build(jit: bool = True) -> Any:
-        return counted_model(jit_compile=jit)
+def not_compiled(build: Any, use: Any, devices: int) -> tuple[str, list[Any]]:
+    """Compares `build(True)`, made parallel, with the plain `build(False)`.
 
-    plain = run(lambda: build(False), used)
+    Returns the one warning, that it is not compiled, and the graphs that ran.
+    """
+    plain = run(lambda: build(False), use)
     with warnings.catch_warnings(record=True) as caught, executed_graphs() as graphs:
         warnings.simplefilter("always")
-        found = run(build, used, lambda model: ku.DataParallel(model, devices))
+        found = run(
+            lambda: build(True), use, lambda model: ku.DataParallel(model, devices)
+        )
     compare(plain, found, 1e-5)
     texts = [str(w.message) for w in caught if w.category is ku.UnisonWarning]
     assert len(texts) == 1, texts
     assert "is not compiled by XLA" in texts[0]
-    assert "BatchNormalization" in texts[0]
-    assert "jit_compile=False" in texts[0]
+    return texts[0], graphs
+
+
+def test_what_cannot_be_compiled_says_so_once_and_is_right(devices: int) -> None:
+    text, graphs = not_compiled(
+        lambda jit: counted_model(jit_compile=jit), used, devices
+    )
+    assert "BatchNormalization" in text
+    assert "jit_compile=False" in text
     # Training is divided without; evaluation, which needs no sums, is compiled.
     products = [n for n in nodes_of(graphs) if "gradient_tape/" in n.name]
     assert {short(n.device) for n in products if "MatMul" in n.op} == {
@@ -560,7 +570,7 @@ def test_what_cannot_be_compiled_says_so_once_and_is_right(devices: int) -> None
 def test_recurrent_layers_are_not_compiled_and_say_so(devices: int) -> None:
     x = np.random.default_rng(3).normal(size=(96, 6, 4)).astype("float32")
 
-    def build(jit: bool = True) -> Any:
+    def build(jit: bool) -> Any:
         model = keras.Sequential(
             [keras.Input((6, 4)), layers.LSTM(9), layers.Dense(5, activation="softmax")]
         )
@@ -575,15 +585,8 @@ def test_recurrent_layers_are_not_compiled_and_say_so(devices: int) -> None:
         history = model.fit(x, Y[:96], batch_size=35, shuffle=False, verbose=0)
         return history, model.predict(x, batch_size=35, verbose=0)
 
-    plain = run(lambda: build(False), fitted)
-    with warnings.catch_warnings(record=True) as caught, executed_graphs() as graphs:
-        warnings.simplefilter("always")
-        found = run(build, fitted, lambda model: ku.DataParallel(model, devices))
-    compare(plain, found, 1e-5)
-    texts = [str(w.message) for w in caught if w.category is ku.UnisonWarning]
-    assert len(texts) == 1, texts
-    assert "is not compiled by XLA" in texts[0]
-    assert "recurrent layer" in texts[0]
+    text, graphs = not_compiled(build, fitted, devices)
+    assert "recurrent layer" in text
     products = {short(n.device) for n in nodes_of(graphs) if "MatMul" in n.op}
     assert products == {f"CPU:{index}" for index in range(devices)}
 

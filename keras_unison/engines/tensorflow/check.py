@@ -50,10 +50,13 @@ def find_plan(
         a warning is given.
     """
     operations = operations_in(layer)
-    sure = tuple(
-        o for o in operations if keeps_rows_between_batches(o) or counts_over_rows(o)
-    )
-    doubted = [o for o in operations if not is_known(o)]
+    counting = [o for o in operations if counts_over_rows(o)]
+    sure = (*filter(keeps_rows_between_batches, operations), *counting)
+    # On all rows there is nothing to doubt in them: they give a row for each.
+    settled = {
+        id(inner) for operation in counting for inner in operations_in(operation)
+    }
+    doubted = [o for o in operations if not is_known(o) and id(o) not in settled]
     if not doubted:
         return Plan(gathered=sure)
     try:

@@ -42,7 +42,7 @@ def hook_all_reduce() -> None:
 @contextmanager
 def _newest_noted() -> Iterator[None]:
     """Notes the one gradient that is registered within this context."""
-    names = _registered()
+    names = registered_gradients()
     before = next(reversed(names), None)
     yield
     noted, newest = _noted.get(), next(reversed(names), None)
@@ -63,13 +63,14 @@ def noting_gradients(names: list[str]) -> Iterator[None]:
 
 def forget_gradients(names: list[str]) -> None:
     """Takes gradients out of TensorFlow's registry."""
-    registered = _registered()
+    registered = registered_gradients()
     for name in names:
         registered.pop(name, None)
     names.clear()
 
 
-def _registered() -> dict[str, Any]:
+def registered_gradients() -> dict[str, Any]:
+    """TensorFlow's registry of gradients, by name."""
     # TensorFlow has no public way to take a gradient out again.
     from tensorflow.python.framework import ops
 
