@@ -2,6 +2,7 @@
 
 import os
 import signal
+import zlib
 
 # A shell starts what it puts into the background with Ctrl-C ignored, for Python and
 # the programs it starts alike.
@@ -34,6 +35,27 @@ if os.environ.get("UNISON_TESTS_WITH_IDENTITY"):
 def devices(request: pytest.FixtureRequest) -> int:
     """The number of devices that a test divides its work over."""
     return request.param
+
+
+# All of these run on each number of devices whenever the suite runs.
+_ON_EACH_NUMBER = ("test_batch_sizes.py", "test_row_mixing.py")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Half of the tests run on two devices and half on three.
+
+    The other number is left to the long runs: it doubles the time of the suite.
+    """
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        number = callspec.params.get("devices") if callspec is not None else None
+        if callspec is None or number is None or item.path.name in _ON_EACH_NUMBER:
+            continue
+        rest = [id_ for id_ in callspec._idlist if not id_.endswith("_devices")]
+        name = f"{item.path.name} {getattr(item, 'originalname', '')} {rest}"
+        if number != 2 + zlib.crc32(name.encode()) % 2:
+            item.add_marker(pytest.mark.soak)
 
 
 @pytest.fixture(autouse=True)
