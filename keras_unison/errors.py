@@ -6,6 +6,7 @@
     ├── ModelError        (ValueError)           a model that cannot be distributed
     ├── BatchError        (ValueError)           a batch that cannot be divided
     ├── PlacementError    (RuntimeError)         two owners of the placement of arrays
+    ├── HelperError       (RuntimeError)         a helper process failed, or is gone
     ├── LegacyFileError   (ValueError)           a Keras 2 file that cannot be read
     ├── ConfigError       (ValueError)           a Keras configuration that is broken
     └── UnsupportedError  (NotImplementedError)  not built, or impossible
@@ -39,6 +40,10 @@ class BatchError(UnisonError, ValueError):
 
 class PlacementError(UnisonError, RuntimeError):
     """Something else (a Keras or TensorFlow strategy) places the arrays too."""
+
+
+class HelperError(UnisonError, RuntimeError):
+    """A helper process that computes a replica has failed, or is gone."""
 
 
 class LegacyFileError(UnisonError, ValueError):

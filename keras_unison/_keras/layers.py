@@ -127,6 +127,22 @@ def hook_values(values: Callable[..., Any]) -> None:
     replace_once(MeanMetricWrapper, "update_state", with_values_of("_fn"))
 
 
+def hook_random(
+    draws: dict[str, Callable[..., Any]],
+    seed: Callable[[Callable[..., Any], Any], Any],
+) -> None:
+    """Lets `draws[name](original, ...)` make the draws of keras.random, once.
+
+    Layers and keras.random look these functions up in the backend's module at each
+    call; `seed(original, seed)` stands in for what makes a tensor of a seed.
+    """
+    from keras.src import backend
+
+    for name, draw in {**draws, "draw_seed": seed}.items():
+        # Gets the original, and returns `draw` with it as the first argument.
+        replace_once(backend.random, name, functools.partial(functools.partial, draw))
+
+
 def operations_of(layer: Any) -> list[Any]:
     """The layer, its layers at any depth, and the other nodes of its graphs."""
     if not hasattr(layer, "_flatten_layers"):

@@ -1,6 +1,5 @@
-"""Draws, variables and traced functions of Keras on TensorFlow."""
+"""Variables and traced functions of Keras on TensorFlow."""
 
-import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -15,22 +14,6 @@ FUNCTION_MAKERS = {
 }
 
 _moves = itertools.count(1)
-
-
-def hook_random(
-    draws: dict[str, Callable[..., Any]],
-    seed: Callable[[Callable[..., Any], Any], Any],
-) -> None:
-    """Lets `draws[name](original, ...)` make the draws of keras.random, once.
-
-    Layers and keras.random look these functions up in this module at each call;
-    `seed(original, seed)` stands in for what makes a tensor of a seed.
-    """
-    from keras.src.backend.tensorflow import random
-
-    for name, draw in {**draws, "draw_seed": seed}.items():
-        # Gets the original, and returns `draw` with it as the first argument.
-        replace_once(random, name, functools.partial(functools.partial, draw))
 
 
 def tensorflow_variable(variable: Any) -> Any:

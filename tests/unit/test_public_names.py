@@ -26,6 +26,7 @@ ERRORS = {
     "BatchError": ValueError,
     "ConfigError": ValueError,
     "DeviceError": ValueError,
+    "HelperError": RuntimeError,
     "LegacyFileError": ValueError,
     "ModelError": ValueError,
     "PlacementError": RuntimeError,

@@ -1,6 +1,5 @@
-"""The rows of a batch: cut for the replicas, joined again, gathered in one."""
+"""The rows of a batch: cut for the replicas, and joined again."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,74 +8,11 @@ from keras import tree
 
 from keras_unison._keras import get_logits, get_mask, set_logits, set_mask
 from keras_unison.batches.rows import bounds
-from keras_unison.engines.tensorflow.placement import Placement
-from keras_unison.engines.tensorflow.plan import Plan
-from keras_unison.engines.tensorflow.replicas import Replica
-from keras_unison.engines.tensorflow.sums import CannotMeet, sum_over_replicas
+from keras_unison.engines.division.replica import Replica
+from keras_unison.engines.tensorflow.call import TENSORS, Call
 
-TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
-# The type in which values of another are summed; summing with zeros is exact.
-_SUMMED_AS = {
-    tf.bool: tf.int32,
-    tf.int8: tf.int32,
-    tf.int16: tf.int32,
-    tf.uint8: tf.int32,
-    tf.uint16: tf.int32,
-    tf.uint32: tf.int64,
-}
 _ACTIVATIONS = {"Sigmoid": tf.sigmoid, "Softmax": tf.nn.softmax}
 _FROM_OUTSIDE = ("Placeholder", "IteratorGetNext", "OptionalGetValue")
-_SUMMED = {
-    tf.float32,
-    tf.float64,
-    tf.float16,
-    tf.bfloat16,
-    tf.int32,
-    tf.int64,
-}
-
-
-@dataclass(slots=True, kw_only=True)
-class Call:
-    """One layer call that is divided.
-
-    Attributes:
-        site: A number that no other call has.
-        placement: The devices.
-        plan: How it is divided.
-        exact_draws: Whether replicas make the draws of one device.
-        rows: Rows of the batch, a scalar.
-        bounds: Where each replica's rows begin, and where the last ones end.
-        fixed: Rows of the batch, where they are known while tracing.
-        graph: The graph in which it is made.
-        noted: In a trial, what is noted of replicas: by place, one per replica.
-        looks: Whether lengths of first axes are noted too.
-        replicas: Its parts.
-    """
-
-    site: int
-    placement: Placement
-    plan: Plan
-    exact_draws: bool
-    rows: Any
-    bounds: list[Any]
-    fixed: int | None
-    graph: Any
-    noted: dict[Any, list[Any]] | None = None
-    looks: bool = False
-    replicas: list[Replica] = field(default_factory=list)
-
-    def own_rows(self, index: int) -> Any:
-        """How many rows a replica has, a scalar."""
-        return self.bounds[index + 1] - self.bounds[index]
-
-    def own_fixed(self, index: int) -> int | None:
-        """How many rows a replica has, where they are known while tracing."""
-        if self.fixed is None:
-            return None
-        ends = bounds(self.fixed, self.placement.size)
-        own: int = ends[index + 1] - ends[index]
-        return own
 
 
 def as_tensors(tree_of_arguments: Any) -> Any:
@@ -139,12 +75,12 @@ def cut(call: Call, leaf: Any, replica: Replica) -> Any:
         return _cut_sparse(leaf, begin, end)
     if isinstance(leaf, tf.RaggedTensor):
         return leaf[begin:end]
-    part = _moved_part(leaf, begin, end, replica.device)
+    part = _moved_part(leaf, begin, end, call.device(replica))
     own = call.own_fixed(replica.index) if call.plan.fixed_rows else None
     part.set_shape([own, *leaf.shape[1:]])
     mask = get_mask(leaf)
     if mask is not None:
-        set_mask(part, _moved_part(mask, begin, end, replica.device))
+        set_mask(part, _moved_part(mask, begin, end, call.device(replica)))
     return part
 
 
@@ -231,64 +167,3 @@ def _keep_shape(call: Call, whole: Any, part: Any, times: int) -> None:
     if part.shape.rank is not None:
         rows = None if call.fixed is None else call.fixed * times
         whole.set_shape([rows, *part.shape[1:]])
-
-
-def gather(replica: Replica, part: Any, multiple: int) -> Any:
-    """All rows of a tensor, in a replica that has its own part of them."""
-    if not isinstance(part, tf.Tensor):
-        raise CannotMeet
-    whole = gather_values(replica, part, multiple)
-    mask = get_mask(part)
-    if mask is not None:
-        set_mask(whole, gather_values(replica, mask, multiple))
-    return whole
-
-
-def gather_values(replica: Replica, part: Any, multiple: int) -> Any:
-    """`gather` without the mask."""
-    call = replica.call
-    dtype = part.dtype
-    summed_as = _SUMMED_AS.get(dtype, dtype)
-    if summed_as not in _SUMMED:
-        raise CannotMeet
-    padded = pad(replica, tf.cast(part, summed_as), multiple)
-    (whole,) = sum_over_replicas(replica, [padded])
-    rows = call.fixed * multiple if call.fixed is not None else None
-    whole.set_shape([rows, *part.shape[1:]])
-    return tf.cast(whole, dtype)
-
-
-def pad(replica: Replica, part: Any, multiple: Any, value: int = 0) -> Any:
-    """A replica's rows at their place in the whole batch, `value` in the others.
-
-    Args:
-        replica: The replica.
-        part: Its rows of a tensor.
-        multiple: How many times the rows of the batch there are.
-        value: What stands in the rows of the other replicas.
-    """
-    call = replica.call
-    before = call.bounds[replica.index] * multiple
-    after = (call.rows - call.bounds[replica.index + 1]) * multiple
-    return tf.pad(
-        part,
-        [[before, after], *[[0, 0]] * (part.shape.rank - 1)],
-        constant_values=tf.cast(value, part.dtype),
-    )
-
-
-def own_part(replica: Replica, whole: Any, multiple: Any) -> Any:
-    """A replica's rows of what was computed from all rows, and of its mask."""
-    call = replica.call
-    begin = call.bounds[replica.index] * multiple
-    end = call.bounds[replica.index + 1] * multiple
-    part = whole[begin:end]
-    if isinstance(part, tf.Tensor):
-        own = call.own_fixed(replica.index) if call.plan.fixed_rows else None
-        # A number of times may be known only in the step.
-        known = own is not None and isinstance(multiple, int)
-        part.set_shape([own * multiple if known else None, *whole.shape[1:]])
-        mask = get_mask(whole)
-        if mask is not None:
-            set_mask(part, mask[begin:end])
-    return part

@@ -11,9 +11,13 @@ import tensorflow as tf
 from keras import tree
 
 from keras_unison import _keras
+from keras_unison.engines.division.chance import chances
+from keras_unison.engines.division.gathered import call_within
+from keras_unison.engines.division.plan import Plan
+from keras_unison.engines.division.replica import CannotMeet, Replica, within
+from keras_unison.engines.division.scope import ReplicaScope
 from keras_unison.engines.layer_calls import handling
 from keras_unison.engines.tensorflow.batch import (
-    Call,
     as_tensors,
     bounds_of,
     count_rows,
@@ -22,15 +26,11 @@ from keras_unison.engines.tensorflow.batch import (
     has_rows,
     join,
 )
-from keras_unison.engines.tensorflow.chance import chances
+from keras_unison.engines.tensorflow.call import Call
 from keras_unison.engines.tensorflow.compiled import compiled
-from keras_unison.engines.tensorflow.gathered import call_within
 from keras_unison.engines.tensorflow.parts import remember
-from keras_unison.engines.tensorflow.plan import Plan
-from keras_unison.engines.tensorflow.replicas import Replica, Replicas, within
-from keras_unison.engines.tensorflow.scope import ReplicaScope
+from keras_unison.engines.tensorflow.replicas import Replicas
 from keras_unison.engines.tensorflow.shared import read_by, shared_values
-from keras_unison.engines.tensorflow.sums import CannotMeet
 from keras_unison.errors import ModelError
 
 _sites = itertools.count(1)
@@ -111,6 +111,7 @@ def call_divided(
         bounds=bounds_of(rows, placement.size),
         fixed=first.shape[0],
         graph=tf.compat.v1.get_default_graph(),
+        compiled=jit,
         noted=noted,
         looks=looks,
     )
@@ -120,9 +121,7 @@ def call_divided(
     try:
         for index in range(placement.size):
             same_chances()
-            results.append(
-                _run(call, index, original, layer, values, arguments, first, jit)
-            )
+            results.append(_run(call, index, original, layer, values, arguments, first))
     except CannotMeet:
         same_chances()
         raise
@@ -159,22 +158,20 @@ def _run(
     shared: list[tuple[Any, Any]],
     arguments: Any,
     first: Any,
-    jit: bool,
 ) -> Result:
     """One replica's part."""
-    device = call.placement.devices[index]
-    replica = Replica(index=index, device=device, call=call, compiled=jit)
+    replica = Replica(index=index, call=call)
     call.replicas.append(replica)
     args, kwargs = tree.map_structure(
         lambda leaf: cut(call, leaf, replica) if has_rows(leaf, first) else leaf,
         arguments,
     )
-    with tf.device(device):
+    with tf.device(call.device(replica)):
         values = [
             (variable, read_by(replica, variable, value)) for variable, value in shared
         ]
         run = functools.partial(_compute, replica, original, layer)
-        if jit:
+        if call.compiled:
             run = functools.partial(compiled, run)
         return run(values, args, kwargs)
 
@@ -190,8 +187,10 @@ def _compute(
     handler = functools.partial(call_within, replica)
     with ReplicaScope(values) as scope, within(replica), handling(handler):
         replica.scope = scope
-        replica.path.append((id(layer), 0))
+        replica.path.append((layer, 0))
         outputs = original(layer, *args, **kwargs)
+        # Gradients of sums keep the replica, and would keep the layer by it.
+        replica.path.clear()
         return Result(
             outputs=outputs,
             updates=scope.updates(),

@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras import tree
 
 from keras_unison._keras import get_mask, set_mask
-from keras_unison.engines.tensorflow.sums import CannotMeet
+from keras_unison.engines.division.replica import CannotMeet
 
 # Their gradients need lists of tensors, which XLA keeps for itself.
 _LOOPS = ("While", "StatelessWhile")

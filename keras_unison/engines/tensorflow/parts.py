@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_unison.engines.tensorflow.batch import Call
+from keras_unison.engines.tensorflow.call import Call
 
 # Operations that a joined output may have gone through and still have its parts.
 _SAME_ROWS = ("Cast", "Identity")

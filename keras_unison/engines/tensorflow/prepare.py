@@ -6,11 +6,12 @@ from typing import Any
 import tensorflow as tf
 
 from keras_unison import _keras
+from keras_unison.engines.division.draws import hook_draws
+from keras_unison.engines.division.statistics import hook_statistics
 from keras_unison.engines.tensorflow.differentiable import (
     forget_gradients,
     hook_all_reduce,
 )
-from keras_unison.engines.tensorflow.draws import hook_draws
 from keras_unison.engines.tensorflow.gradients import hook_gradients
 from keras_unison.engines.tensorflow.placement import placement_on
 from keras_unison.engines.tensorflow.replicas import (
@@ -20,7 +21,6 @@ from keras_unison.engines.tensorflow.replicas import (
     set_replicas,
 )
 from keras_unison.engines.tensorflow.row_losses import hook_losses
-from keras_unison.engines.tensorflow.statistics import hook_statistics
 from keras_unison.engines.tensorflow.trainer import TensorFlowDataParallel
 from keras_unison.engines.tensorflow.weights import (
     bring_home,

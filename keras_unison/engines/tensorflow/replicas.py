@@ -1,15 +1,12 @@
-"""What the engine knows of each model that it runs, and of a step in progress."""
+"""What the engine knows of each model that it runs."""
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from keras_unison.engines.division.plan import Plan
 from keras_unison.engines.records import Once, Records
 from keras_unison.engines.tensorflow.placement import Placement
-from keras_unison.engines.tensorflow.plan import Plan
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,48 +38,3 @@ replicas_of = _records.of
 find_replicas = _records.find
 drop_replicas = _records.drop
 newest_replicas = _records.newest
-
-
-@dataclass(slots=True, kw_only=True)
-class Replica:
-    """One device's part of a layer call that is divided.
-
-    Attributes:
-        index: Which of the devices.
-        device: TensorFlow's name of it.
-        call: What it shares with the others.
-        compiled: Whether XLA compiles it, which leaves no sums with others.
-        sums: How many sums it has made with the others.
-        calls: How many calls each operation has had in it, by identity.
-        path: The operations being called, innermost last: identity and number.
-        draws: How many draws each call has made.
-        scope: Where the changes of variables and the losses go.
-    """
-
-    index: int
-    device: str
-    call: Any
-    compiled: bool = False
-    sums: int = 0
-    calls: dict[int, int] = field(default_factory=dict)
-    path: list[tuple[int, int]] = field(default_factory=list)
-    draws: dict[Any, int] = field(default_factory=dict)
-    scope: Any = None
-
-
-_current: ContextVar[Replica | None] = ContextVar("keras_unison_replica", default=None)
-
-
-def current_replica() -> Replica | None:
-    """The replica whose part is being computed; None outside, and on all rows."""
-    return _current.get()
-
-
-@contextmanager
-def within(replica: Replica | None) -> Iterator[None]:
-    """Within this context `current_replica()` is this one."""
-    token = _current.set(replica)
-    try:
-        yield
-    finally:
-        _current.reset(token)

@@ -1,4 +1,4 @@
-"""A few random rows like those of a batch, for trying a layer call on."""
+"""A few random rows of TensorFlow's kinds of tensors, and results as arrays."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,28 +7,9 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
-from keras_unison.engines.tensorflow.batch import TENSORS, has_rows
-
-# Length of an axis that is not known.
-_LENGTH = 32
-# How far weights that are all the same, such as zeros, are moved: a gate that is
-# closed at first would hide what lies behind it.
-_NOISE = 0.1
-
-
-def how_many(layer: Any, arguments: Any, replicas: int) -> int:
-    """A number of rows that divides unevenly and divides no other length."""
-    lengths = {_LENGTH}
-    for leaf in [*tree.flatten(arguments), *layer.variables]:
-        lengths.update(n for n in getattr(leaf, "shape", None) or () if n)
-    rows = 2 * replicas + 1
-    while not _is_prime(rows) or any(length % rows == 0 for length in lengths):
-        rows += 2
-    return rows
-
-
-def _is_prime(number: int) -> bool:
-    return all(number % factor for factor in range(2, number))
+from keras_unison.engines.division.samples import LENGTH, random_numbers
+from keras_unison.engines.tensorflow.batch import has_rows
+from keras_unison.engines.tensorflow.call import TENSORS
 
 
 def random_rows(arguments: Any, first: Any, rows: int, positive: bool) -> Any:
@@ -57,7 +38,7 @@ def random_rows(arguments: Any, first: Any, rows: int, positive: bool) -> Any:
 def _sample(draw: Any, leaf: Any, rows: int | None, positive: bool) -> Any:
     if leaf.shape.rank is None:
         raise ValueError("an argument has no known number of axes")
-    shape = [_LENGTH if n is None else n for n in leaf.shape]
+    shape = [LENGTH if n is None else n for n in leaf.shape]
     if rows is not None:
         shape[0] = rows
     if isinstance(leaf, tf.RaggedTensor):
@@ -75,35 +56,7 @@ def _sample(draw: Any, leaf: Any, rows: int | None, positive: bool) -> Any:
 def _values(draw: Any, dtype: Any, shape: list[int], positive: bool) -> Any:
     if dtype == tf.string:
         return tf.constant(draw.choice(["a", "b"], size=shape))
-    if dtype.is_floating or dtype.is_complex:
-        values = draw.uniform(0.1, 1.0, shape) if positive else draw.normal(size=shape)
-        return tf.cast(values, dtype)
-    return tf.cast(draw.integers(0, 2, shape), dtype)
-
-
-def moved_weights(variables: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Trainable weights whose entries are all the same, with other values."""
-    draw = np.random.default_rng(1)
-    moved = []
-    for variable in variables:
-        value = tf.convert_to_tensor(variable.value)
-        if not variable.trainable or not value.dtype.is_floating:
-            continue
-        if tf.size(value) == 0 or tf.reduce_min(value) != tf.reduce_max(value):
-            continue
-        fan_in = value.shape[0] if value.shape.rank > 1 else 1
-        noise = draw.normal(size=value.shape) * _NOISE / fan_in**0.5
-        moved.append((variable, value + tf.cast(noise, value.dtype)))
-    return moved
-
-
-def is_finite(values: Iterable[Any]) -> bool:
-    """Whether no value is infinite or no number."""
-    return all(
-        bool(np.isfinite(value).all())
-        for value in values
-        if np.issubdtype(value.dtype, np.floating)
-    )
+    return tf.cast(random_numbers(draw, dtype.name, shape, positive), dtype)
 
 
 def floats_of(values: Iterable[Any]) -> list[Any]:

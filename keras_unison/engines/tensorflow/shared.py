@@ -5,8 +5,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_unison import _keras
+from keras_unison.engines.division.replica import Replica
 from keras_unison.engines.tensorflow.differentiable import differentiable
-from keras_unison.engines.tensorflow.replicas import Replica
 
 
 def shared_values(layer: Any) -> list[tuple[Any, Any]]:

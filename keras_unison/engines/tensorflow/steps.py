@@ -9,25 +9,26 @@ import tensorflow as tf
 from keras import tree
 
 from keras_unison import _keras
+from keras_unison.engines.division.chance import chances_kept
+from keras_unison.engines.division.check import find_plan, warn_whole
+from keras_unison.engines.division.plan import Plan
+from keras_unison.engines.division.replica import CannotMeet, current_replica
 from keras_unison.engines.layer_calls import handling
+from keras_unison.engines.tensorflow.batch import first_batch
 from keras_unison.engines.tensorflow.calls import (
     Original,
     batch_arguments,
     call_divided,
     call_whole,
 )
-from keras_unison.engines.tensorflow.chance import chances_kept
-from keras_unison.engines.tensorflow.check import find_plan, warn_whole
 from keras_unison.engines.tensorflow.differentiable import noting_gradients
 from keras_unison.engines.tensorflow.parts import remembering_parts
-from keras_unison.engines.tensorflow.plan import Plan
 from keras_unison.engines.tensorflow.replicas import (
     Replicas,
-    current_replica,
     find_replicas,
     newest_replicas,
 )
-from keras_unison.engines.tensorflow.sums import CannotMeet
+from keras_unison.engines.tensorflow.runs import TracedRuns
 from keras_unison.engines.tensorflow.weights import spread
 
 
@@ -88,7 +89,7 @@ def _call(
             return _divided(replicas, plan, jit, original, layer, arguments)
         except CannotMeet:
             pass
-        warn_whole(layer, _why_not(), replicas)
+        warn_whole(layer, _why_not(), replicas.placement.size, replicas.once)
     return call_whole(original, layer, args, kwargs)
 
 
@@ -132,8 +133,13 @@ def _plan(replicas: Replicas, original: Original, layer: Any, arguments: Any) ->
     key = _signature(arguments)
     if key in plans:
         return plans[key]
-    with chances_kept() as chosen:
-        plan = find_plan(original, layer, arguments, replicas)
+    runs = TracedRuns(
+        original=original, layer=layer, arguments=arguments, replicas=replicas
+    )
+    rows = first_batch(arguments).shape[0]
+    # Trials run outside of the function that is being traced.
+    with chances_kept() as chosen, tf.init_scope():
+        plan = find_plan(layer, arguments, runs, rows=rows, once=replicas.once)
     # What Python's random numbers chose holds for this trace only.
     if not chosen():
         plans[key] = plan

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_unison.engines.division.replica import CannotMeet, Replica
 from keras_unison.engines.tensorflow.differentiable import differentiable
-from keras_unison.engines.tensorflow.replicas import Replica
 
 # How long a replica waits for the others before the step fails.
 TIMEOUT_SECONDS = 300.0
@@ -20,10 +20,6 @@ _numbers = itertools.count(1)
 # The number under which replicas meet, by site: the same in all replicas, and
 # never used again, since TensorFlow expects the same shape under it for ever.
 _keys: dict[Any, int] = {}
-
-
-class CannotMeet(Exception):
-    """Replicas run one after the other here, so that none can wait for another."""
 
 
 def sum_over_replicas(replica: Replica, tensors: list[Any]) -> list[Any]:
@@ -36,7 +32,7 @@ def sum_over_replicas(replica: Replica, tensors: list[Any]) -> list[Any]:
     Raises:
         CannotMeet: In eager mode and in what XLA compiles.
     """
-    if replica.compiled or tf.executing_eagerly():
+    if replica.call.compiled or tf.executing_eagerly():
         raise CannotMeet
     site = (replica.call.site, replica.sums)
     replica.sums += 1
@@ -70,7 +66,7 @@ def _collective(replica: Replica, value: Any, site: Any) -> Any:
         key = tf.bitwise.bitwise_and(
             key * 1_000_003 + tf.size(value) * 7919, tf.int32.max
         )
-    with tf.device(replica.device):
+    with tf.device(placement.devices[replica.index]):
         return tf.raw_ops.CollectiveReduceV2(
             input=value,
             group_size=placement.size,

@@ -17,8 +17,8 @@ import tensorflow as tf
 from keras import tree
 from tensorflow.python.eager import context
 
+from keras_unison.engines.division.replica import current_replica
 from keras_unison.engines.tensorflow import calls
-from keras_unison.engines.tensorflow.replicas import current_replica
 from tests.equivalence.programs import Program, Seen
 
 STEPS = ("train_step", "test_step", "predict_step")
@@ -133,7 +133,7 @@ def _reported(call: Callable[..., Any], traces: Traces) -> Callable[..., Any]:
     @functools.wraps(call)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         replica = current_replica()
-        if replica is not None and replica.compiled:
+        if replica is not None and replica.call.compiled:
             return call(self, *args, **kwargs)
         leaves = tree.flatten((args, kwargs))
         for number, leaf in enumerate(leaves):

@@ -9,8 +9,10 @@ operations are looked for that make them equal when they run on all rows.
 
 from typing import Any
 
-import tensorflow as tf
-
+from keras_unison.engines.division.plan import WHOLE, Plan
+from keras_unison.engines.division.samples import how_many, moved_weights
+from keras_unison.engines.division.trial import Runs, Trial, Undividable
+from keras_unison.engines.records import Once
 from keras_unison.engines.row_layers import (
     counts_over_rows,
     is_known,
@@ -18,16 +20,6 @@ from keras_unison.engines.row_layers import (
     operations_in,
 )
 from keras_unison.engines.search import smallest
-from keras_unison.engines.tensorflow.batch import first_batch
-from keras_unison.engines.tensorflow.calls import Original
-from keras_unison.engines.tensorflow.plan import WHOLE, Plan
-from keras_unison.engines.tensorflow.replicas import Replicas
-from keras_unison.engines.tensorflow.samples import (
-    how_many,
-    moved_weights,
-    random_rows,
-)
-from keras_unison.engines.tensorflow.trial import Trial, Undividable
 
 # How often a call that draws is tried. It may mix rows in some draws only.
 _DRAWS_OF_ROWS = 8
@@ -35,15 +27,16 @@ _DRAWS_OF_BATCHES = 32
 
 
 def find_plan(
-    original: Original, layer: Any, arguments: Any, replicas: Replicas
+    layer: Any, arguments: Any, runs: Runs, *, rows: int | None, once: Once
 ) -> Plan:
     """How a layer call is divided with the results of one device.
 
     Args:
-        original: Keras's own call.
         layer: The layer.
         arguments: Its arguments for a batch, and those by name.
-        replicas: Where it is divided.
+        runs: Makes the call.
+        rows: Rows of the batch, where they are known.
+        once: What a warning was given for.
 
     Returns:
         The plan. Where nothing helps it is the whole call on one device, for which
@@ -60,35 +53,33 @@ def find_plan(
     if not doubted:
         return Plan(gathered=sure)
     try:
-        with tf.init_scope():
-            trial = _trial(original, layer, arguments, replicas)
-            return _locate(trial, sure, doubted)
+        trial = _trial(layer, arguments, runs, rows)
+        return _locate(trial, sure, doubted)
     except Undividable as error:
-        warn_whole(layer, str(error), replicas)
+        warn_whole(layer, str(error), runs.size, once)
         return WHOLE
 
 
-def warn_whole(layer: Any, reason: str, replicas: Replicas) -> None:
-    """Says once that the first device computes a call alone, and why."""
-    replicas.once.warn(
+def warn_whole(layer: Any, reason: str, devices: int, once: Once) -> None:
+    """Says once that no device computes its part of a call only, and why."""
+    once.warn(
         f"{id(layer)} {reason}",
         f"The layer {layer.name!r} ({type(layer).__name__}) is not divided over "
-        f"{replicas.placement.size} devices, because {reason}. The first device "
+        f"{devices} devices, because {reason}. The first device "
         "computes it for the whole batch. Results are right.",
     )
 
 
-def _trial(original: Original, layer: Any, arguments: Any, replicas: Replicas) -> Trial:
+def _trial(layer: Any, arguments: Any, runs: Runs, batch_rows: int | None) -> Trial:
     """The whole call on a few rows, with values that are all numbers if possible."""
-    first = first_batch(arguments)
-    rows = _fixed_rows(layer) or how_many(layer, arguments, replicas.placement.size)
+    rows = _fixed_rows(layer) or how_many(layer, arguments, runs.size)
     failure: Exception | None = None
     # A layer may take no other number of rows than the batch has.
-    for count in [rows, first.shape[0]]:
+    for count in [rows, batch_rows]:
         if count is None:
             continue
         try:
-            return _first_finite(original, layer, arguments, replicas, count)
+            return _first_finite(layer, runs, count)
         except Undividable:
             raise
         except Exception as error:  # noqa: BLE001 - a user's layer raises anything
@@ -98,18 +89,14 @@ def _trial(original: Original, layer: Any, arguments: Any, replicas: Replicas) -
     )
 
 
-def _first_finite(
-    original: Original, layer: Any, arguments: Any, replicas: Replicas, rows: int
-) -> Trial:
+def _first_finite(layer: Any, runs: Runs, rows: int) -> Trial:
     """The first way to choose values in which all results are numbers, or the last."""
-    first = first_batch(arguments)
     for positive, moved in ((False, True), (True, True), (True, False)):
         trial = Trial(
-            original=original,
             layer=layer,
-            arguments=random_rows(arguments, first, rows, positive),
+            arguments=runs.random_rows(rows, positive),
             rows=rows,
-            replicas=replicas,
+            runs=runs,
             weights=moved_weights(layer.variables) if moved else [],
         )
         if trial.run_whole().is_finite():

@@ -9,20 +9,14 @@ an axis was met: the operation being called, which of its calls, and which tenso
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tensorflow as tf
-
-from keras_unison.engines.tensorflow.replicas import Replica
+from keras_unison.engines.division.replica import Replica
 
 
 def look(replica: Replica, place: Any, length: Any) -> None:
     """Notes the length of a first axis, where the call looks at them."""
-    noted = replica.call.noted
-    if noted is None or not replica.call.looks:
-        return
-    if isinstance(length, tf.Tensor) and length.graph is not replica.call.graph:
-        # Inside of a loop: it has no value outside.
-        return
-    noted.setdefault(place, []).append(length)
+    call = replica.call
+    if call.noted is not None and call.looks and call.has_value(length):
+        call.noted.setdefault(place, []).append(length)
 
 
 def multiples(

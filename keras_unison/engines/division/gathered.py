@@ -3,13 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
 from keras import tree
 
+from keras_unison.engines.division.places import look
+from keras_unison.engines.division.replica import Replica, within
 from keras_unison.engines.layer_calls import handling
-from keras_unison.engines.tensorflow.batch import TENSORS, gather, own_part
-from keras_unison.engines.tensorflow.places import look
-from keras_unison.engines.tensorflow.replicas import Replica, within
 
 
 def call_within(
@@ -26,7 +24,7 @@ def call_within(
     if replica.call.plan.gathers(operation):
         return _on_all_rows(replica, place, original, operation, (args, kwargs))
     _look(replica, (*place, "in"), (args, kwargs))
-    replica.path.append(place)
+    replica.path.append((operation, number))
     try:
         outputs = original(operation, *args, **kwargs)
     finally:
@@ -39,8 +37,8 @@ def _look(replica: Replica, place: Any, tensors: Any) -> None:
     if not replica.call.looks:
         return
     for number, leaf in enumerate(tree.flatten(tensors)):
-        if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
-            look(replica, (*place, number), tf.shape(leaf)[0])
+        if replica.call.has_axes(leaf):
+            look(replica, (*place, number), replica.call.length(leaf))
 
 
 def _on_all_rows(
@@ -50,9 +48,11 @@ def _on_all_rows(
     operation: Any,
     arguments: Any,
 ) -> Any:
+    call = replica.call
     args, kwargs = _each(
+        call,
         arguments,
-        lambda leaf, times: gather(replica, leaf, times),
+        lambda leaf, times: call.gather(replica, leaf, times),
         lambda number: _multiple(replica, (*place, "in", number)),
     )
     scope = replica.scope
@@ -61,17 +61,18 @@ def _on_all_rows(
         outputs = original(operation, *args, **kwargs)
     scope.whole_losses.update(map(id, scope.losses[before:]))
     return _each(
+        call,
         outputs,
-        lambda leaf, times: own_part(replica, leaf, times),
+        lambda leaf, times: call.own_part(replica, leaf, times),
         lambda number: _multiple(replica, (*place, "out", number)),
     )
 
 
-def _each(tensors: Any, move: Callable[[Any, int], Any], times: Any) -> Any:
+def _each(call: Any, tensors: Any, move: Callable[[Any, int], Any], times: Any) -> Any:
     leaves = tree.flatten(tensors)
     moved = []
     for number, leaf in enumerate(leaves):
-        count = times(number) if isinstance(leaf, TENSORS) and leaf.shape.rank else 0
+        count = times(number) if call.has_axes(leaf) else 0
         moved.append(move(leaf, count) if count else leaf)
     return tree.pack_sequence_as(tensors, moved)
 

@@ -3,15 +3,15 @@
 from typing import Any
 
 import keras
-import tensorflow as tf
+from keras import ops
 
 
 class ReplicaScope(keras.StatelessScope):  # type: ignore[misc]
     """Holds the values of variables in one replica.
 
     A value that is assigned here has no gradient of its own, as one that is
-    assigned to a variable of TensorFlow: it starts anew, and a trainable
-    variable's gradient goes to the variable.
+    assigned to a variable: it starts anew, and a trainable variable's gradient
+    goes to the variable.
 
     Args:
         values: Variables, each with its value on the replica's device.
@@ -30,10 +30,10 @@ class ReplicaScope(keras.StatelessScope):  # type: ignore[misc]
     def add_update(self, update: tuple[Any, Any]) -> None:
         """Keeps the new value of a variable; Keras calls it for each assignment."""
         variable, value = update
-        value = tf.stop_gradient(value)
+        value = ops.stop_gradient(value)
         leaf = self._leaves.get(id(variable))
         if leaf is not None:
-            value = value + (leaf - tf.stop_gradient(leaf))
+            value = value + (leaf - ops.stop_gradient(leaf))
         self.changed[id(variable)] = variable
         super().add_update((variable, value))
 

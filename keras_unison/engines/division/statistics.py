@@ -4,11 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
+from keras import ops
 
 from keras_unison import _keras
-from keras_unison.engines.tensorflow.replicas import Replica, current_replica
-from keras_unison.engines.tensorflow.sums import sum_over_replicas
+from keras_unison.engines.division.replica import Replica, current_replica
 
 
 def hook_statistics() -> None:
@@ -30,11 +29,15 @@ def _moments(
 
 
 def _of_all(replica: Replica, inputs: Any, axes: list[int]) -> tuple[Any, Any]:
-    count = tf.cast(tf.reduce_prod(tf.gather(tf.shape(inputs), axes)), inputs.dtype)
-    total, count = sum_over_replicas(replica, [tf.reduce_sum(inputs, axes), count])
+    call = replica.call
+    lengths = call.shape(inputs)
+    count = ops.cast(1, inputs.dtype)
+    for axis in axes:
+        count = count * ops.cast(lengths[axis], inputs.dtype)
+    total, count = call.sum(replica, [ops.sum(inputs, axes), count])
     mean = total / count
-    apart = tf.square(inputs - _spread(tf.stop_gradient(mean), inputs, axes))
-    (squares,) = sum_over_replicas(replica, [tf.reduce_sum(apart, axes)])
+    apart = ops.square(inputs - _spread(ops.stop_gradient(mean), inputs, axes))
+    (squares,) = call.sum(replica, [ops.sum(apart, axes)])
     return mean, squares / count
 
 
@@ -42,19 +45,20 @@ def _of_unmasked(
     replica: Replica, inputs: Any, axes: list[int], mask: Any
 ) -> tuple[Any, Any]:
     # Keras adds its epsilon to the count here.
-    kept = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
-    zero = tf.zeros([], inputs.dtype)
-    total = tf.reduce_sum(tf.where(kept, inputs, zero), axes)
-    count = tf.reduce_sum(tf.cast(kept, inputs.dtype), axes)
-    total, count = sum_over_replicas(replica, [total, count])
-    count += keras.backend.epsilon()
+    call = replica.call
+    kept = ops.broadcast_to(ops.cast(mask, "bool")[..., None], ops.shape(inputs))
+    zero = ops.zeros([], inputs.dtype)
+    total = ops.sum(ops.where(kept, inputs, zero), axes)
+    count = ops.sum(ops.cast(kept, inputs.dtype), axes)
+    total, count = call.sum(replica, [total, count])
+    count = count + keras.backend.epsilon()
     mean = total / count
-    apart = tf.where(kept, inputs - _spread(mean, inputs, axes), zero)
-    (squares,) = sum_over_replicas(replica, [tf.reduce_sum(tf.square(apart), axes)])
+    apart = ops.where(kept, inputs - _spread(mean, inputs, axes), zero)
+    (squares,) = call.sum(replica, [ops.sum(ops.square(apart), axes)])
     return mean, squares / count
 
 
 def _spread(values: Any, inputs: Any, axes: list[int]) -> Any:
     """One value per channel, in the shape that fits the inputs."""
-    shape = [1 if axis in axes else -1 for axis in range(inputs.shape.rank)]
-    return tf.reshape(values, shape)
+    rank = len(inputs.shape)
+    return ops.reshape(values, [1 if axis in axes else -1 for axis in range(rank)])

@@ -1,8 +1,7 @@
 """Random draws inside a replica: its rows of what one device draws.
 
 keras.random draws a value for each place of an array. Each replica draws for the
-whole batch and keeps its own rows: numbers of TensorFlow's stateless generators
-depend on the seed and the place alone.
+whole batch and keeps its own rows: what is drawn depends on the seed and the shape.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,16 +9,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import tensorflow as tf
+from keras import ops
 
 from keras_unison import _keras
-from keras_unison.engines.tensorflow.batch import gather_values, own_part, pad
-from keras_unison.engines.tensorflow.places import look
-from keras_unison.engines.tensorflow.replicas import Replica, current_replica
+from keras_unison.engines.division.places import look
+from keras_unison.engines.division.replica import Replica, current_replica, within
 
 Draw = Callable[..., Any]
-# Far enough apart that no replica meets the seeds of another.
+# Far enough apart that no replica, and no other draw, meets the seeds of another.
 _SEED_STRIDE = 7_368_787
+_SHIFT_STRIDE = 32_452_843
 
 _shift: ContextVar[Any] = ContextVar("keras_unison_draws", default=None)
 
@@ -66,11 +65,12 @@ def _own_seed(original: Draw, seed: Any) -> Any:
     drawn = original(seed)
     shift = _shift.get()
     if shift is not None:
-        drawn += tf.cast(tf.stack([0, shift * _SEED_STRIDE]), drawn.dtype)
+        drawn = drawn + ops.cast(shift * _SHIFT_STRIDE, drawn.dtype)
     replica = current_replica()
     if replica is None or replica.call.exact_draws or replica.index == 0:
         return drawn
-    return drawn + tf.constant([_SEED_STRIDE * replica.index, 0], drawn.dtype)
+    own = ops.cast(ops.stack([_SEED_STRIDE * replica.index, 0]), drawn.dtype)
+    return drawn + own
 
 
 def _by_shape(original: Draw, shape: Any, *args: Any, **kwargs: Any) -> Any:
@@ -84,7 +84,7 @@ def _by_shape(original: Draw, shape: Any, *args: Any, **kwargs: Any) -> Any:
         name: value if name in ("dtype", "seed") else rows.widen(value, shape)
         for name, value in kwargs.items()
     }
-    return rows.own(original(rows.whole(shape), *args, **kwargs))
+    return rows.own(rows.drawn(original, rows.whole(shape), *args, **kwargs))
 
 
 def _dropout(
@@ -93,40 +93,47 @@ def _dropout(
     replica = _exact()
     if replica is None or rate in (0.0, 1.0):
         return original(inputs, rate, noise_shape=noise_shape, seed=seed)
-    length = tf.shape(inputs)[0] if noise_shape is None else noise_shape[0]
-    if length is None:
-        length = tf.shape(inputs)[0]
-    by_user = noise_shape is not None and isinstance(noise_shape[0], int)
-    rows = _Rows.of(replica, None if by_user else length)
+    own = replica.call.shape(inputs)
+    length = own[0] if noise_shape is None else noise_shape[0]
+    by_user = noise_shape is not None and _is_chosen(replica, noise_shape[0])
+    rows = _Rows.of(replica, None if by_user else own[0] if length is None else length)
     if rows is None:
         return original(inputs, rate, noise_shape=noise_shape, seed=seed)
-    shape = tf.shape(inputs) if noise_shape is None else noise_shape
-    shape = [
-        tf.shape(inputs)[i] if n is None else n for i, n in enumerate(_list(shape))
-    ]
-    noise = original(tf.ones(rows.whole(shape), inputs.dtype), rate, seed=seed)
-    factor = rows.own(noise)
-    kept = tf.where(factor != 0, inputs * factor, tf.zeros([], inputs.dtype))
-    kept.set_shape(inputs.shape)
-    return kept
+    noise_shape = own if noise_shape is None else list(noise_shape)
+    shape = [own[i] if n is None else n for i, n in enumerate(noise_shape)]
+    ones = ops.ones(rows.whole(shape), inputs.dtype)
+    factor = rows.own(rows.drawn(original, ones, rate, seed=seed))
+    return ops.where(factor != 0, inputs * factor, ops.zeros([], inputs.dtype))
+
+
+def _is_chosen(replica: Replica, length: Any) -> bool:
+    """Whether the user gave this length of the noise, which is none of rows then."""
+    layer = replica.path[-1][0] if replica.path else None
+    given = getattr(layer, "noise_shape", None)
+    if given is not None and given[0] is not None:
+        return True
+    return length is not None and not replica.call.may_have_rows(length)
 
 
 def _categorical(original: Draw, logits: Any, *args: Any, **kwargs: Any) -> Any:
     replica = _exact()
-    rows = _Rows.of(replica, tf.shape(logits)[0]) if replica is not None else None
+    rows = (
+        _Rows.of(replica, replica.call.length(logits)) if replica is not None else None
+    )
     if rows is None:
         return original(logits, *args, **kwargs)
-    return rows.own(original(rows.padded(logits), *args, **kwargs))
+    return rows.own(rows.drawn(original, rows.widened(logits), *args, **kwargs))
 
 
 def _shuffle(original: Draw, x: Any, axis: int = 0, seed: Any = None) -> Any:
     replica = _exact()
     rows = None
-    if replica is not None and axis in (0, -x.shape.rank):
-        rows = _Rows.of(replica, tf.shape(x)[0])
+    if replica is not None and axis in (0, -len(x.shape)):
+        rows = _Rows.of(replica, replica.call.length(x))
     if replica is None or rows is None or not isinstance(rows.times, int):
         return original(x, axis, seed)
-    return rows.own(original(gather_values(replica, x, rows.times), axis, seed))
+    whole = replica.call.gather_values(replica, x, rows.times)
+    return rows.own(rows.drawn(original, whole, axis, seed))
 
 
 class _Rows:
@@ -142,10 +149,11 @@ class _Rows:
 
         A draw without axes has no length, and is one for the whole batch.
         """
-        key = replica.path[-1] if replica.path else None
+        operation, call_number = replica.path[-1] if replica.path else (None, 0)
+        key = (id(operation), call_number)
         number = replica.draws.get(key, 0)
         replica.draws[key] = number + 1
-        place = (*(key or ()), "draw", number)
+        place = (*key, "draw", number)
         look(replica, place, 0 if length is None else length)
         if length is None or replica.call.looks:
             return None
@@ -159,24 +167,26 @@ class _Rows:
         """The shape with the rows of the whole batch."""
         return [self.replica.call.rows * self.times, *_list(shape)[1:]]
 
+    def drawn(self, original: Draw, *args: Any, **kwargs: Any) -> Any:
+        """The draws for the whole batch: one function of them may call another."""
+        with within(None):
+            return original(*args, **kwargs)
+
     def own(self, whole: Any) -> Any:
         """The replica's rows."""
-        return own_part(self.replica, whole, self.times)
+        return self.replica.call.own_part(self.replica, whole, self.times)
 
-    def padded(self, part: Any) -> Any:
-        """The parameters of a distribution for the whole batch.
-
-        Those of other replicas' rows are 1, which is allowed for all of them.
-        """
-        return pad(self.replica, part, self.times, value=1)
+    def widened(self, part: Any) -> Any:
+        """The parameters of a distribution for the whole batch."""
+        return self.replica.call.widened(self.replica, part, self.times)
 
     def widen(self, value: Any, shape: Any) -> Any:
         """A parameter for the whole batch, where it has a value for each row."""
-        if not isinstance(value, tf.Tensor) or value.shape.rank != len(_list(shape)):
+        if not self.replica.call.has_axes(value):
             return value
-        if value.shape.rank == 0 or value.shape[0] == 1:
+        if len(value.shape) != len(_list(shape)) or value.shape[0] == 1:
             return value
-        return self.padded(value)
+        return self.widened(value)
 
 
 def _times(length: Any, replica: Replica) -> Any:
@@ -184,7 +194,7 @@ def _times(length: Any, replica: Replica) -> Any:
     own = replica.call.own_rows(replica.index)
     if not isinstance(length, int):
         # Without rows of its own a replica draws nothing.
-        return length // tf.maximum(own, 1)
+        return length // ops.maximum(own, 1)
     fixed = replica.call.own_fixed(replica.index)
     if not fixed:
         return 0
@@ -198,7 +208,6 @@ def _first(shape: Any) -> Any:
 
 def _list(shape: Any) -> list[Any]:
     """A shape as a list: it may be a tensor."""
-    if isinstance(shape, tf.Tensor):
-        unstacked: list[Any] = tf.unstack(shape)
-        return unstacked
+    if hasattr(shape, "dtype"):
+        return [shape[number] for number in range(shape.shape[0])]
     return list(shape)

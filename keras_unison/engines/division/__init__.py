@@ -1,0 +1,1 @@
+"""How one layer call is divided, and how that is found out, whatever the backend."""
