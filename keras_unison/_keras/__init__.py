@@ -51,6 +51,7 @@ from keras_unison._keras.tensorflow import (
     slots_of,
     tensorflow_variable,
 )
+from keras_unison._keras.threads import set_state_of_thread, state_of_thread
 
 __all__ = [
     "batch_axes",
@@ -91,4 +92,6 @@ __all__ = [
     "forget_functions",
     "let_callbacks_take_model",
     "models_seen",
+    "set_state_of_thread",
+    "state_of_thread",
 ]
