@@ -1,0 +1,1 @@
+"""The helper processes, one for each further device, and how they meet."""

@@ -1,0 +1,1 @@
+"""A helper's side of the steps."""
