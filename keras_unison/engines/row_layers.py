@@ -4,12 +4,15 @@ Known by class and configuration, and only where there is no doubt. Everything
 else is found by comparing a divided call with a whole one before the first step.
 """
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_unison._keras import operations_of
+from keras_unison.engines.layer_calls import handling
 from keras_unison.engines.upgrade import user_class
 
 _LAYERS_NAMES = """
@@ -115,4 +118,19 @@ def _adds_by_rows(layer: Any) -> bool:
     if regularizer is None:
         return True
     cls = type(regularizer)
-    return cls.__module__.split(".")[0] == "keras" and cls.__name__ in _REGULARIZERS
+    ours = cls.__module__.split(".")[0] == "keras" and cls.__name__ in _REGULARIZERS
+    return ours and _losses_are_means()
+
+
+@functools.cache
+def _losses_are_means() -> bool:
+    """Whether Keras divides what an activity regularizer adds by the rows.
+
+    Older releases add the sum, which has to be found out of each loss.
+    """
+    layer = keras.layers.Activation(
+        "linear", activity_regularizer=keras.regularizers.L1(1.0), name="two_rows"
+    )
+    with handling(None):
+        layer(np.ones((2, 1), "float32"))
+    return float(layer.losses[0]) < 1.5

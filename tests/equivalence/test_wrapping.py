@@ -675,9 +675,12 @@ def test_classes_of_users(name: str, devices: int) -> None:
 
 @contextmanager
 def keras_distribution() -> Iterator[None]:
-    keras.distribution.set_distribution(
-        keras.distribution.DataParallel(devices=keras.distribution.list_devices()[:2])
-    )
+    devices = keras.distribution.list_devices()[:2]
+    try:
+        distribution = keras.distribution.DataParallel(devices=devices)
+    except AttributeError:
+        pytest.skip("this release has no keras.distribution on this backend")
+    keras.distribution.set_distribution(distribution)
     try:
         yield
     finally:
