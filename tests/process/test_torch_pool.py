@@ -173,10 +173,11 @@ pool.command(3, "{WORKER}:sleep", 60)
 """
     )
     before = set(os.listdir("/dev/shm"))
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("KERAS_")}
     parent = subprocess.Popen(
         [sys.executable, "-"],
         cwd=ROOT,
-        env={**os.environ, "KERAS_BACKEND": "torch", "PYTHONPATH": str(ROOT)},
+        env={**inherited, "KERAS_BACKEND": "torch", "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -187,8 +188,9 @@ pool.command(3, "{WORKER}:sleep", 60)
     parent.stdin.write(code)
     parent.stdin.close()
     pids = [int(pid) for pid in parent.stdout.readline().split()]
-    assert len(pids) == 2 and all(map(is_there, pids)) or how == "exception"
+    assert len(pids) == 2
     if how != "exception":
+        assert all(map(is_there, pids))
         parent.send_signal(signal.SIGKILL if how == "kill" else signal.SIGINT)
     parent.wait(20)
     end = time.monotonic() + 5

@@ -66,6 +66,22 @@ def test_imports_go_down_only(module):
         )
 
 
+# Any engine that divides layer calls itself uses these.
+DIVISION = [module for module in MODULES if module.parent.name == "division"]
+
+
+@pytest.mark.parametrize("module", DIVISION, ids=identity)
+def test_what_divides_a_call_knows_no_backend(module):
+    text = module.read_text()
+    for word in ("tensorflow", "torch", "jax"):
+        assert f"import {word}" not in text
+        assert f"engines.{word}" not in text
+
+
+def test_there_is_something_that_divides_calls():
+    assert DIVISION
+
+
 @pytest.mark.parametrize("module", MODULES, ids=identity)
 def test_modules_are_small(module):
     assert len(module.read_text().splitlines()) <= 350
