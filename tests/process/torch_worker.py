@@ -79,3 +79,24 @@ def use_again_after(amount: int) -> None:
     from keras_unison.engines.torch.processes import group
 
     group._REUSED_AFTER = amount
+
+
+def size_of(context: Any, group: Any, data: Any) -> int:
+    return len(data)
+
+
+def not_to_pickle(context: Any, group: Any) -> Any:
+    return lambda: 0
+
+
+def meet_later(context: Any, group: Any, rank: int, seconds: float) -> None:
+    if context.rank == rank:
+        time.sleep(seconds)
+    group.barrier()
+
+
+def leave_a_child(context: Any, group: Any, seconds: float) -> None:
+    if os.fork() == 0:
+        time.sleep(seconds)
+        os._exit(0)
+    os._exit(7)

@@ -12,6 +12,7 @@ from keras_unison.errors import HelperError
 
 # Pages exist once they are touched, so that this much costs nothing.
 _BYTES = 1 << 36
+_FEWEST_BYTES = 1 << 28
 # In front: flags, counters and semaphores.
 HEAD = 1 << 16
 _ALIGNED = 64
@@ -40,10 +41,29 @@ class Arena:
 
     @classmethod
     def create(cls) -> "Arena":
-        """A new one, which ends with the last process that has it."""
+        """A new one, which ends with the last process that has it.
+
+        It is smaller where the system limits files or the space of addresses.
+
+        Raises:
+            HelperError: Not even a small one can be had.
+        """
         fd = os.memfd_create("keras_unison", os.MFD_CLOEXEC)
-        os.ftruncate(fd, _BYTES)
-        return cls(fd)
+        size = _BYTES
+        while True:
+            try:
+                os.ftruncate(fd, size)
+                return cls(fd)
+            except OSError as error:
+                if size > _FEWEST_BYTES:
+                    size //= 2
+                    continue
+                os.close(fd)
+                raise HelperError(
+                    f"The system refuses {size >> 20} MiB of shared memory "
+                    f"({error.strerror}). Raise the limits that `ulimit -f` and "
+                    "`ulimit -v` show, or train on one device."
+                ) from error
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """The next piece, as a tensor of this shape and type.
@@ -57,7 +77,7 @@ class Arena:
         taken = count * dtype.itemsize
         if self.position + taken > self.size:
             raise HelperError(
-                f"A step exchanges more than {self.size >> 30} GiB between its "
+                f"A step exchanges more than {self.size >> 20} MiB between its "
                 f"replicas; the next tensor has the shape {tuple(shape)}. Train with "
                 "smaller batches."
             )
@@ -74,8 +94,11 @@ class Arena:
         )
 
     def give_back(self, begin: int, end: int) -> None:
-        """Gives the memory of pieces that nobody needs back to the system."""
+        """Gives the memory of pieces that nobody needs back to the system.
+
+        Pages that other pieces lie on, too, stay.
+        """
         page = mmap.PAGESIZE
-        begin, end = -(-begin // page) * page, -(-end // page) * page
+        begin, end = -(-begin // page) * page, end // page * page
         if end > begin:
             self._map.madvise(mmap.MADV_REMOVE, begin, end - begin)

@@ -128,6 +128,12 @@ class SharedGroup:
 
     def gather(self, part: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """All rows, of which process r brings `lengths[r]`."""
+        if len(part) != lengths[self.rank]:
+            raise HelperError(
+                f"Replica {self.rank} brings a tensor of shape "
+                f"{tuple(part.shape)}, where {lengths[self.rank]} rows are expected. A "
+                "layer must give as many rows for each row in every replica."
+            )
         self._reuse()
         whole = self._arena.take((sum(lengths), *part.shape[1:]), part.dtype)
         before = sum(lengths[: self.rank])
@@ -146,8 +152,20 @@ class SharedGroup:
         ]
         for number, tensor in enumerate(tensors):
             there[self.rank, number] = tensor is not None
-            if tensor is not None:
-                places[number][self.rank].copy_(tensor.detach())
+            if tensor is None:
+                continue
+            if (
+                tensor.shape != likes[number].shape
+                or tensor.dtype != likes[number].dtype
+            ):
+                raise HelperError(
+                    f"Replica {self.rank} brings {tensor.dtype} of shape "
+                    f"{tuple(tensor.shape)} to a sum of {likes[number].dtype} of shape "
+                    f"{tuple(likes[number].shape)}: replicas computed different "
+                    "things. A layer must not choose what it computes by the values of "
+                    "its rows."
+                )
+            places[number][self.rank].copy_(tensor.detach())
         self.barrier()
         device = next((t.device for t in tensors if t is not None), None)
         if sum(like.numel() * like.element_size() for like in likes) > _LARGE:

@@ -4,18 +4,23 @@ It starts with nothing of the user's script. A command names a function of this
 package, which gets what the helper keeps and what came with the command.
 """
 
+import gc
 import importlib
 import os
-import select
-import signal
+import pickle
 import socket
 import sys
-import threading
 import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_unison.engines.torch.processes.messages import receive, send
+from keras_unison.engines.torch.processes.messages import (
+    packed,
+    receive,
+    receive_packed,
+    send,
+    send_packed,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +60,6 @@ class Context:
     Attributes:
         rank: Which replica it is.
         arena: The shared memory.
-        watch: Ends this process when the user's process has ended.
         groups: The processes that meet, by their number.
         held: What functions keep from one command to the next.
     """
@@ -75,30 +79,33 @@ class Context:
 
 
 def main(fd: int) -> None:
-    """Runs a helper, which has its end of the connection under this number."""
-    # Ctrl-C is for the user's process, which tells its helpers what follows.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Runs a helper, which has its end of the connection under this number.
+
+    `pool` has seen to it, before this module was imported, that the process ends when
+    the other end closes.
+    """
     link = socket.socket(fileno=fd)
-    threading.Thread(target=_end_with_parent, args=(fd,), daemon=True).start()
     hello: Hello = receive(link, None)
     sys.path[:] = hello.path
     context = _start(hello)
     send(link, "ready")
-    while True:
-        try:
-            command = receive(link, None)
-        except EOFError:
-            os._exit(0)
-        send(link, _answer(context, *command))
+    try:
+        while True:
+            _serve(link, context)
+    except (EOFError, ConnectionError):
+        os._exit(0)
 
 
-def _end_with_parent(fd: int) -> None:
-    """Ends this process, whatever it does, when the other end of the link closes."""
-    poll = select.poll()
-    poll.register(fd, select.POLLRDHUP | select.POLLHUP)
-    while True:
-        if poll.poll():
-            os._exit(0)
+def _serve(link: socket.socket, context: Context) -> None:
+    """Runs the next command; nothing of it stays in memory afterwards."""
+    size, target, path = receive(link, None)
+    if path is not None:
+        sys.path[:] = path
+    kind, data = _answer(context, size, target, receive_packed(link, None))
+    send_packed(link, data)
+    if kind == "failed":
+        # Frames of the traceback may hold each other, and a step's tensors.
+        gc.collect()
 
 
 def _start(hello: Hello) -> Context:
@@ -107,23 +114,27 @@ def _start(hello: Hello) -> Context:
     from keras_unison.engines.torch.processes.arena import Arena
 
     torch.set_num_threads(hello.threads)
-    importlib.import_module("keras_unison.engines.torch.worker")
     return Context(rank=hello.rank, arena=Arena(hello.arena))
 
 
-def _answer(context: Context, size: int, target: str, args: tuple[Any, ...]) -> Any:
+def _answer(
+    context: Context, size: int, target: str, data: bytearray
+) -> tuple[str, bytes]:
+    """What became of a command, and that as a message."""
     from keras_unison.engines.torch.processes.group import Aborted
 
     group = context.group(size)
     try:
         module, name = target.split(":")
         function = getattr(importlib.import_module(module), name)
-        return "done", function(context, group, *args)
+        # From the user's process, whose helper this one is.
+        result = function(context, group, *pickle.loads(data))
+        return "done", packed(("done", result))
     except Aborted:
-        return "aborted", None
+        return "aborted", packed(("aborted", None))
     except BaseException as error:  # noqa: BLE001 - told to the user's process
         group.abort()
         failure = Failure(
             text=f"{type(error).__name__}: {error}", trace=traceback.format_exc()
         )
-        return "failed", failure
+        return "failed", packed(("failed", failure))

@@ -10,17 +10,34 @@ import time
 from typing import Any
 
 _HEADER = struct.Struct("<q")
+# How long the other process may leave a message lying, or stop in the middle of one.
+PATIENCE = 300.0
+# Up to so many bytes, one call of the system is worth a copy.
+_SMALL = 1 << 16
+
+
+def packed(message: Any) -> bytes:
+    """A message as bytes."""
+    return pickle.dumps(message, protocol=5)
 
 
 def send(link: socket.socket, message: Any) -> None:
     """Sends a message.
 
     Raises:
-        OSError: The other process has ended.
+        OSError: The other process has ended, or does not take it (TimeoutError).
     """
-    data = pickle.dumps(message, protocol=5)
-    link.settimeout(None)
-    link.sendall(_HEADER.pack(len(data)))
+    send_packed(link, packed(message))
+
+
+def send_packed(link: socket.socket, data: bytes) -> None:
+    """Sends what `packed` returned; raises as `send` does."""
+    link.settimeout(PATIENCE)
+    header = _HEADER.pack(len(data))
+    if len(data) < _SMALL:
+        link.sendall(header + data)
+        return
+    link.sendall(header)
     link.sendall(data)
 
 
@@ -31,16 +48,25 @@ def receive(link: socket.socket, seconds: float | None) -> Any:
         EOFError: The other process has ended.
         TimeoutError: There was none in time.
     """
-    end = None if seconds is None else time.monotonic() + seconds
-    (length,) = _HEADER.unpack(_exactly(link, _HEADER.size, end))
-    return pickle.loads(_exactly(link, length, end))
+    return pickle.loads(receive_packed(link, seconds))
 
 
-def _exactly(link: socket.socket, length: int, end: float | None) -> bytearray:
+def receive_packed(link: socket.socket, seconds: float | None) -> bytearray:
+    """The next message as bytes; raises as `receive` does."""
+    (length,) = _HEADER.unpack(_exactly(link, _HEADER.size, seconds))
+    return _exactly(link, length, PATIENCE)
+
+
+def _exactly(link: socket.socket, length: int, seconds: float | None) -> bytearray:
+    """So many bytes, the first ones in so many seconds and the rest in bounded time."""
     data = bytearray(length)
     view, filled = memoryview(data), 0
+    link.settimeout(None if seconds is None else max(seconds, 0.001))
+    end = None
     while filled < length:
-        link.settimeout(None if end is None else max(end - time.monotonic(), 0.001))
+        if filled:
+            end = end or time.monotonic() + PATIENCE
+            link.settimeout(max(end - time.monotonic(), 0.001))
         try:
             count = link.recv_into(view[filled:])
         except ConnectionError as error:

@@ -6,6 +6,7 @@ used by every model. They end with it, however it ends.
 
 import atexit
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -17,13 +18,34 @@ from typing import Any
 from keras_unison.engines.torch.processes.arena import Arena
 from keras_unison.engines.torch.processes.group import MOST, SharedGroup
 from keras_unison.engines.torch.processes.helper import Hello
-from keras_unison.engines.torch.processes.messages import receive, send
+from keras_unison.engines.torch.processes.messages import (
+    PATIENCE,
+    packed,
+    receive,
+    send,
+    send_packed,
+)
 from keras_unison.errors import HelperError
 
 # Importing Keras takes a helper seconds, on a busy machine many of them.
 _START_SECONDS = 300.0
 _STOP_SECONDS = 3.0
-_CODE = "from keras_unison.engines.torch.processes.helper import main; main({fd})"
+# How often the pool looks after its helpers while it waits for them, in seconds.
+_LOOK = 0.5
+# Before anything is imported, which takes seconds: a helper leaves Ctrl-C to the
+# user's process, and ends when that has ended, which closes the other end.
+_CODE = """
+import os, select, signal, threading
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+def end_with_parent():
+    poll = select.poll()
+    poll.register({fd}, select.POLLRDHUP)
+    poll.poll()
+    os._exit(0)
+threading.Thread(target=end_with_parent, daemon=True).start()
+from keras_unison.engines.torch.processes.helper import main
+main({fd})
+"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,6 +54,7 @@ class _Helper:
     process: "subprocess.Popen[bytes]"
     link: socket.socket
     is_ready: bool = False
+    path: list[str]
 
 
 class Pool:
@@ -65,9 +88,7 @@ class Pool:
                 self._receive(helper, _START_SECONDS)
                 helper.is_ready = True
         if size not in self._groups:
-            group = SharedGroup(0, size, self.arena, watch=self._look)
-            group.renew()
-            self._groups[size] = group
+            self._groups[size] = SharedGroup(0, size, self.arena, watch=self._look)
         return self._groups[size]
 
     def command(self, size: int, target: str, *args: Any) -> None:
@@ -78,13 +99,27 @@ class Pool:
             target: `"package.module:function"`.
             args: What it is called with.
         """
-        self.group(size)
+        group = self.group(size)
+        if not self._asked:
+            # All helpers are outside: what an ended step has left is of no use.
+            group.renew()
+        data = packed(args)
         try:
             for helper in self._helpers[: size - 1]:
-                send(helper.link, (size, target, args))
+                path = None if helper.path == sys.path else list(sys.path)
+                send(helper.link, (size, target, path))
+                send_packed(helper.link, data)
+                helper.path = path or helper.path
                 self._asked.append(helper)
+        except TimeoutError as error:
+            self.stop()
+            raise HelperError(
+                f"Replica {helper.rank} did not take a command of {len(data)} bytes "
+                f"within {PATIENCE:.0f} s: its process was stopped, or the machine is "
+                "far too busy. It was ended; the next fit starts a new one."
+            ) from error
         except OSError as error:
-            raise self._lost() from error
+            raise self._lost(helper) from error
         except BaseException:
             # Half a message may have gone out.
             self.stop()
@@ -109,10 +144,23 @@ class Pool:
         return [value for _, value in answers.values()]
 
     def answers(self, seconds: float | None = None) -> dict[int, tuple[str, Any]]:
-        """The answers to the last command, by rank: `done`, `aborted` or `failed`."""
+        """The answers to the last command, by rank: `done`, `aborted` or `failed`.
+
+        Where several commands were given, what went wrong in the first that failed.
+        """
         asked, self._asked = self._asked, []
+        end = None if seconds is None else time.monotonic() + seconds
+        found: dict[int, tuple[str, Any]] = {}
         try:
-            return {helper.rank: self._receive(helper, seconds) for helper in asked}
+            while asked:
+                helper = self._next(asked, end)
+                if helper is None:
+                    raise self._late(asked[0], seconds)
+                asked.remove(helper)
+                answer = self._receive(helper, PATIENCE)
+                if found.get(helper.rank, ("done", None))[0] == "done":
+                    found[helper.rank] = answer
+            return dict(sorted(found.items()))
         except HelperError:
             raise
         except BaseException:
@@ -120,9 +168,14 @@ class Pool:
             self.stop()
             raise
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process started it, and was not forked from the one that did."""
+        return self._owner == os.getpid()
+
     def stop(self) -> None:
         """Ends the helpers; the next command starts new ones."""
-        if os.getpid() != self._owner:
+        if not self.is_ours:
             return
         helpers, self._helpers, self._asked = self._helpers, [], []
         self._groups.clear()
@@ -144,7 +197,7 @@ class Pool:
         path = [part for part in sys.path if part] + [os.getcwd()]
         try:
             process = subprocess.Popen(
-                [sys.executable, "-c", _CODE.format(fd=theirs.fileno())],
+                [sys.executable, "-P", "-c", _CODE.format(fd=theirs.fileno())],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 env={**_environment(), "PYTHONPATH": os.pathsep.join(path)},
@@ -160,21 +213,39 @@ class Pool:
             path=sys.path,
         )
         send(ours, hello)
-        return _Helper(rank=rank, process=process, link=ours)
+        return _Helper(rank=rank, process=process, link=ours, path=list(sys.path))
+
+    def _next(self, asked: list[_Helper], end: float | None) -> _Helper | None:
+        """The next helper that answers; None if none does in time.
+
+        Looks now and then after all of them.
+        """
+        poll = select.poll()
+        for helper in asked:
+            poll.register(helper.link, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll(_LOOK * 1000):
+                return next(h for h in asked if h.link.fileno() == fd)
+            self._look()
+            if end is not None and time.monotonic() > end:
+                return None
 
     def _receive(self, helper: _Helper, seconds: float | None) -> Any:
-        """An answer; looks now and then whether the process is there."""
-        end = None if seconds is None else time.monotonic() + seconds
+        """An answer."""
         try:
-            return receive(helper.link, None if end is None else end - time.monotonic())
+            return receive(helper.link, seconds)
         except EOFError as error:
             raise self._lost(helper) from error
         except TimeoutError as error:
-            self.stop()
-            raise HelperError(
-                f"Replica {helper.rank} did not answer within {seconds:.0f} s. Its "
-                "process was ended; the next fit starts a new one."
-            ) from error
+            raise self._late(helper, seconds) from error
+
+    def _late(self, helper: _Helper, seconds: float | None) -> HelperError:
+        """The error for a helper that does not answer; all are ended."""
+        self.stop()
+        return HelperError(
+            f"Replica {helper.rank} did not answer within {seconds or 0.0:.0f} s. Its "
+            "process was ended; the next fit starts a new one."
+        )
 
     def _look(self) -> None:
         """Raises if a helper has ended."""
@@ -182,12 +253,8 @@ class Pool:
             if helper.process.poll() is not None:
                 raise self._lost(helper)
 
-    def _lost(self, helper: _Helper | None = None) -> HelperError:
+    def _lost(self, helper: _Helper) -> HelperError:
         """The error for a helper that has ended; the others are ended too."""
-        if helper is None:
-            time.sleep(0.1)
-            gone = [h for h in self._helpers if h.process.poll() is not None]
-            helper = gone[0] if gone else self._helpers[0]
         try:
             code = helper.process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -234,6 +301,7 @@ _pools: list[Pool] = []
 
 def pool() -> Pool:
     """The pool of this interpreter."""
-    if not _pools:
-        _pools.append(Pool())
+    # One that came with a fork shares its memory with the other process's steps.
+    if not _pools or not _pools[0].is_ours:
+        _pools[:] = [Pool()]
     return _pools[0]

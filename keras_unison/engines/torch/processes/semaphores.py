@@ -4,12 +4,16 @@ import ctypes
 import errno
 import os
 import time
+from typing import Any
 
 # The size of a `sem_t` on the systems that torch runs on is 32 bytes; each has a
 # cache line or two to itself.
 SIZE = 128
 
 _libc = ctypes.CDLL(None, use_errno=True)
+# A clock that is set while a process waits must not make it wait longer; not every
+# C library has a way to wait by the other one.
+_by_monotonic = getattr(_libc, "sem_clockwait", None)
 
 
 class _Time(ctypes.Structure):
@@ -40,15 +44,21 @@ class Semaphore:
         """Lowers it by one when it is above 0; False if it was not in time."""
         if _libc.sem_trywait(self._at) == 0:
             return True
-        end = time.time() + seconds
-        until = _Time(int(end), int(end % 1 * 1e9))
-        while _libc.sem_timedwait(self._at, ctypes.byref(until)) != 0:
+        now = time.time() if _by_monotonic is None else time.monotonic()
+        end = now + seconds
+        until = ctypes.byref(_Time(int(end), int(end % 1 * 1e9)))
+        while self._wait_until(until) != 0:
             number = ctypes.get_errno()
             if number == errno.ETIMEDOUT:
                 return False
             if number != errno.EINTR:
                 _raise()
         return True
+
+    def _wait_until(self, until: Any) -> int:
+        if _by_monotonic is None:
+            return int(_libc.sem_timedwait(self._at, until))
+        return int(_by_monotonic(self._at, time.CLOCK_MONOTONIC, until))
 
 
 def _raise() -> None:

@@ -1,1 +1,0 @@
-"""A helper's side of the steps."""
